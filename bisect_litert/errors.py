@@ -1,0 +1,71 @@
+"""What can go wrong on purpose, each with the exit code it ends in.
+
+An error says in one sentence what happened and in another what to do next. One place prints it (`cli.main`); anything that
+is not a `BisectError` is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The process exit codes. 125 is the code `git bisect run` takes as "skip this one"."""
+
+    OK = 0
+    DIVERGED = 1
+    USAGE = 2
+    CANNOT_TEST = 125
+    INTERNAL = 255
+
+
+class BisectError(Exception):
+    """An expected failure.
+
+    Args:
+        message: One sentence: what happened.
+        hint: One sentence: what to do next.
+        detail: Text worth showing below it, such as the user's own traceback or the converter's message.
+    """
+
+    exit_code = ExitCode.CANNOT_TEST
+
+    def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail
+
+
+class UsageError(BisectError):
+    """The command line, or a file it names, is not usable as given."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ModelFileError(UsageError):
+    """The model file is missing, raises on import, or defines no model or inputs."""
+
+
+class InputsError(UsageError):
+    """The inputs do not fit the model's forward."""
+
+
+class BlockSelectionError(UsageError):
+    """A block pattern matches no module."""
+
+
+class RunFolderError(UsageError):
+    """The run folder cannot be created, written or read."""
+
+
+class UnfitReferenceError(BisectError):
+    """PyTorch's own result cannot serve as a reference."""
+
+
+class ConversionError(BisectError):
+    """litert-torch could not convert the model."""
+
+
+class RunnerError(BisectError):
+    """The worker process gave nothing usable back."""

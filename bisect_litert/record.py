@@ -1,0 +1,372 @@
+"""The nouns: what a run found, as frozen dataclasses that are written once and read by every report.
+
+`RunRecord` is the root; `run.json` is its JSON form (docs/run-json.md). Floats that JSON cannot hold are written as the
+strings "NaN", "Infinity" and "-Infinity", so that the file stays valid and a NaN stays visible.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf, isnan, nan
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+RUN_FILE = "run.json"
+
+
+class Cause(StrEnum):
+    """Why the target differs from the reference (docs/verdicts.md)."""
+
+    NONE = "none"
+    OVERFLOW = "overflow"
+    PRECISION_COMPOUNDING = "precision-compounding"
+    PRECISION_LOSS = "precision-loss"
+    WRONG_KERNEL = "wrong-kernel"
+    CONVERSION = "conversion"
+    TAP_EFFECT = "tap-effect"
+    ALIASED_OUTPUT = "aliased-output"
+    UNWRITTEN_OUTPUT = "unwritten-output"
+    REJECTED = "rejected"
+    CPU_FALLBACK = "cpu-fallback"
+    CRASH = "crash"
+    HANG = "hang"
+    REFERENCE = "reference"
+    CANNOT_TEST = "cannot-test"
+
+
+class RunName(StrEnum):
+    """The evaluations of one graph on one set of inputs."""
+
+    TORCH = "torch"
+    CPU = "cpu"
+    FP16 = "fp16"
+    GPU = "gpu"
+    GPU_FP32 = "gpu-fp32"
+
+
+class Mark(StrEnum):
+    """One word per block for tables."""
+
+    OK = "ok"
+    CULPRIT = "culprit"
+    AFTER = "after"
+    """In line at its own inputs; what is off was handed to it by a culprit before it."""
+    NOTE = "note"
+    """Out of line, but no model output suffers."""
+    UNTAPPED = "untapped"
+    UNKNOWN = "unknown"
+    """Its inputs on the target were non-finite or missing, so nothing can be said of the block itself."""
+
+
+class Residency(StrEnum):
+    """Where a block's ops ran."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    MIXED = "mixed"
+    UNKNOWN = "unknown"
+    EMULATED = "emulated"
+
+
+class TapOrigin(StrEnum):
+    """Where a tap's tensor was found."""
+
+    GRAPH = "graph"
+    """A tensor of the converted graph, proved by value."""
+    REEXPORT = "reexport"
+    """Added as an output in PyTorch, in a second conversion."""
+    INPUT = "input"
+    """The block hands on a graph input; there is nothing to compute or to tap."""
+    CONSTANT = "constant"
+    """The value does not depend on the inputs; the converter folded it."""
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A target tensor against a reference tensor of the same shape; counts are elements."""
+
+    elements: int
+    relative_l2: float
+    """||target - reference|| / ||reference||, over elements finite on both sides; inf where the reference is all zero and the
+    target is not; nan when nothing is left to compare."""
+    correlation: float
+    """Pearson correlation over elements finite on both sides; nan when either side is constant."""
+    snr_db: float
+    """10 * log10(reference power / error power), in dB; inf when equal, nan when nothing is left to compare."""
+    scale: float
+    """Least-squares factor: target ~ scale * reference; nan for an all-zero reference."""
+    max_abs_error: float
+    reference_peak: float
+    """Largest finite |reference|."""
+    target_peak: float
+    nonfinite: int
+    """NaN or infinite in the target."""
+    new_nonfinite: int
+    """NaN or infinite in the target where the reference is finite, or NaN where the reference is infinite."""
+    reference_nonfinite: int
+    zeros: int
+    """Exactly zero in the target."""
+    new_zeros: int
+    """Exactly zero in the target where |reference| is above a tenth of its root mean square."""
+    saturated: int
+    """|target| at the fp16 limit 65504, or infinite, where |reference| is not."""
+    unwritten: int = 0
+    """Elements that still hold the sentinel the output buffer was filled with."""
+
+    @property
+    def finite_agreement(self) -> bool:
+        """Whether every element the reference has finite is finite in the target."""
+        return self.new_nonfinite == 0 and self.unwritten == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TapInfo:
+    """One tensor of a block's output."""
+
+    label: str
+    """Path inside the block's return value: "" for a plain tensor, "[1]", ".hidden", ["key"]."""
+    origin: TapOrigin
+    tensor: str
+    """Name of the tensor in the .tflite file; empty when there is none."""
+    shape: tuple[int, ...]
+    """As PyTorch returns it."""
+    dtype: str
+    layout: str = ""
+    """How the .tflite tensor maps to PyTorch's: "" as is, "reshape", or "permute 0,2,3,1"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunErrors:
+    """One run at one block: worst tensor of the block's output by relative L2 error."""
+
+    cumulative: Comparison | None
+    """Against torch."""
+    local: Comparison | None
+    """Against torch computing this block from the run's own tensors (teacher forcing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResult:
+    """One call of one block, in execution order."""
+
+    name: str
+    """Module path, with "@2" for a second call; "(output)" for what follows the last block."""
+    module: str
+    class_name: str
+    call: int
+    order: int
+    taps: tuple[TapInfo, ...]
+    ops: int
+    """How many ops of the graph lie between this block's inputs and its outputs."""
+    residency: Residency
+    mark: Mark
+    cause: Cause
+    """Set on culprits and notes; none otherwise."""
+    errors: dict[RunName, RunErrors]
+    expected: float
+    """Local relative L2 error that rounding every tensor to fp16's 11 significant bits costs; nan if unknown."""
+    allowance: float
+    """Factor on `expected` for fp16 accumulation over the longest sum in the block, at least 1."""
+    ratio: float
+    """Target's local relative L2 error / max(expected, half an fp16 unit); nan if unknown."""
+    amplification: float
+    """Cumulative error after the block / largest cumulative error of its inputs (or half an fp16 unit); nan if unknown."""
+
+    @property
+    def reference_peak(self) -> float:
+        """Largest finite |reference| over the block's outputs, nan when untapped."""
+        known = [e.cumulative for e in self.errors.values() if e.cumulative]
+        return known[0].reference_peak if known else nan
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A block that is wrong at its own inputs, or ruins the digits it is given."""
+
+    block: str
+    cause: Cause
+    kind: str
+    """Named sub-kind such as "underflow", else empty."""
+    evidence: tuple[str, ...]
+    """Sentences with the numbers that decided it, strongest first."""
+    advice: str
+    """What to try next."""
+    hidden: bool = False
+    """True when it shows only once the culprits before it are healed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    cause: Cause
+    diverged: bool
+    summary: str
+    """Two or three sentences a person can act on."""
+    next_step: str
+    notes: tuple[str, ...] = ()
+    """Findings that do not decide: refused ops, hidden ranges, blocks that could not be tapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """How one run went."""
+
+    name: str
+    status: str
+    """"ok", "failed", "crashed", "timed out", "skipped" or "not needed"."""
+    seconds: float
+    detail: str = ""
+    log: str = ""
+    """Log file, relative to the run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An op type the delegate refused, with its own words."""
+
+    op: str
+    reason: str
+    count: int
+    blocks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What ran where, read from the delegate's log."""
+
+    adapter: str
+    """The adapter line's name; empty when no GPU was used."""
+    gpu_ops: int
+    cpu_ops: int
+    line: str
+    """The delegate's own sentence, or ours when it printed none."""
+    refusals: tuple[Refusal, ...] = ()
+    validation_errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    minimum: float
+    maximum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The thresholds a verdict was made with (docs/thresholds.md says where each comes from)."""
+
+    ratio_limit: float = 10.0
+    output_limit: float = 1e-2
+    jump_limit: float = 10.0
+    conversion_limit: float = 1e-4
+    seed: int = 0
+    blocks: tuple[str, ...] = ()
+    strict: bool = False
+    tap: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputResult:
+    """One output of the model itself, target against torch."""
+
+    name: str
+    comparison: Comparison | None
+    untapped: Comparison | None = None
+    """The same without any taps."""
+    expected: float = nan
+    """Cumulative relative L2 error of the rounding-only run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Everything a run found."""
+
+    model: str
+    target: str
+    """"gpu", or "emulated fp16, no GPU"."""
+    verdict: Verdict
+    culprits: tuple[Culprit, ...]
+    blocks: tuple[BlockResult, ...]
+    outputs: tuple[OutputResult, ...]
+    runs: tuple[RunInfo, ...]
+    inputs: tuple[InputInfo, ...]
+    placement: Placement
+    environment: dict[str, str]
+    """Versions and platform, in reading order."""
+    settings: Settings
+    seconds: float
+    started: str
+    """UTC, ISO 8601."""
+    schema: int = SCHEMA_VERSION
+    files: dict[str, str] = field(default_factory=dict)
+    """What else the run folder holds, relative paths."""
+
+    def to_json(self) -> str:
+        """Returns the record as strictly valid JSON."""
+        return json.dumps(_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
+
+    def save(self, folder: Path) -> Path:
+        """Writes run.json into `folder` and returns its path.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        path = folder / RUN_FILE
+        partial = path.with_suffix(".partial")
+        partial.write_text(self.to_json(), encoding="utf-8")
+        return partial.replace(path)
+
+    @classmethod
+    def load(cls, folder: Path) -> RunRecord:
+        """Reads a run folder.
+
+        Raises:
+            RunFolderError: No run.json, one that is damaged, or one of another schema version.
+        """
+        from bisect_litert.errors import RunFolderError
+
+        path = folder / RUN_FILE if folder.is_dir() else folder
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(f"{folder} is not a run folder: it has no {RUN_FILE}.",
+                                 hint="Give the folder that a bisect-litert run printed.") from None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}.", hint="Run bisect-litert again.") from None
+        version = data.get("schema") if isinstance(data, dict) else None
+        if version != SCHEMA_VERSION:
+            raise RunFolderError(f"{path} has schema {version}, this version reads {SCHEMA_VERSION}.",
+                                 hint="Use the bisect-litert that wrote it, or run again.")
+        try:
+            return _converter().structure(data, cls)
+        except Exception as error:
+            raise RunFolderError(f"{path} is damaged: {type(error).__name__}.", hint="Run bisect-litert again.") from None
+
+
+_WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+
+
+def _number_to_json(value: float) -> float | str:
+    if isnan(value):
+        return "NaN"
+    if value in (inf, -inf):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(value)
+
+
+def _number_from_json(value: Any, _: type) -> float:
+    return _WORDS[value] if isinstance(value, str) else float(value)
+
+
+def _converter() -> Any:
+    from cattrs import Converter
+
+    converter = Converter()
+    converter.register_unstructure_hook(float, _number_to_json)
+    converter.register_structure_hook(float, _number_from_json)
+    return converter
