@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,13 @@ SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
 
 
-class Cause(StrEnum):
+class Word(str, Enum):
+    """A string enum that prints as its value (enum.StrEnum needs Python 3.11)."""
+
+    __str__ = str.__str__
+
+
+class Cause(Word):
     """Why the target differs from the reference (docs/verdicts.md)."""
 
     NONE = "none"
@@ -37,7 +43,7 @@ class Cause(StrEnum):
     CANNOT_TEST = "cannot-test"
 
 
-class RunName(StrEnum):
+class RunName(Word):
     """The evaluations of one graph on one set of inputs."""
 
     TORCH = "torch"
@@ -47,7 +53,7 @@ class RunName(StrEnum):
     GPU_FP32 = "gpu-fp32"
 
 
-class Mark(StrEnum):
+class Mark(Word):
     """One word per block for tables."""
 
     OK = "ok"
@@ -61,7 +67,7 @@ class Mark(StrEnum):
     """Its inputs on the target were non-finite or missing, so nothing can be said of the block itself."""
 
 
-class Residency(StrEnum):
+class Residency(Word):
     """Where a block's ops ran."""
 
     GPU = "gpu"
@@ -71,7 +77,7 @@ class Residency(StrEnum):
     EMULATED = "emulated"
 
 
-class TapOrigin(StrEnum):
+class TapOrigin(Word):
     """Where a tap's tensor was found."""
 
     GRAPH = "graph"
