@@ -274,6 +274,10 @@ class Settings:
     blocks: tuple[str, ...] = ()
     strict: bool = False
     tap: str = "auto"
+    inputs: str = ""
+    """Name of the .npz that replaced the model file's inputs, without its folder; empty when none did."""
+    no_gpu: bool = False
+    """The emulated run was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""What a front end asks of the main job, and what the job tells it while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bisect_litert.record import RunRecord, Settings
+
+DEFAULTS = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class BisectRequest:
+    """One run, as asked for on the command line."""
+
+    model: str
+    """A path, "path.py:name" or "package.module:name", as typed."""
+    blocks: tuple[str, ...] = ()
+    """Globs over module paths; empty means the repeated and the top-level children."""
+    inputs: Path | None = None
+    """An .npz that overrides the model file's inputs by name or position."""
+    seed: int = DEFAULTS.seed
+    out: Path | None = None
+    """The run folder; none means a new one in the current directory (run_folder.plan)."""
+    force: bool = False
+    """Replace the files of an earlier run in `out`."""
+    tap: Literal["auto", "reexport"] = "auto"
+    time_limit: float = 300.0
+    """Seconds one GPU run may take."""
+    strict: bool = DEFAULTS.strict
+    ratio_limit: float = DEFAULTS.ratio_limit
+    output_limit: float = DEFAULTS.output_limit
+    no_gpu: bool = False
+    """Judge the emulated run even where a GPU is found."""
+
+    def settings(self) -> Settings:
+        """Returns the part of the request that is written into the record."""
+        return Settings(
+            ratio_limit=self.ratio_limit,
+            output_limit=self.output_limit,
+            seed=self.seed,
+            blocks=self.blocks,
+            strict=self.strict,
+            tap=self.tap,
+            inputs=self.inputs.name if self.inputs else "",
+            no_gpu=self.no_gpu,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One message about one stage. Every "start" is followed by a "done" or by the next stage's "start"."""
+
+    stage: str
+    """A few words: "convert", "run gpu"."""
+    done: int | None = None
+    total: int | None = None
+    state: Literal["start", "done", "info"] = "info"
+    """"info" updates the running stage: its count, its detail, or both."""
+    seconds: float | None = None
+    """How long the stage took, with "done"; the drawer's own clock is used when none."""
+    detail: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLine:
+    """One selectable block, as `bisect-litert blocks` lists it."""
+
+    name: str
+    class_name: str
+    calls: int
+    """How often one forward calls it; 0 when it is never called."""
+    shapes: tuple[str, ...] = ()
+    """The tensors of its (first) output: "[2, 16, 64] float32"."""
+    selected: bool = False
+    """Whether a run without --blocks would take it."""
+
+
+class Interrupted(KeyboardInterrupt):  # noqa: N818 (a KeyboardInterrupt is no error)
+    """Ctrl-C during a run that had already computed something.
+
+    Args:
+        record: What was found so far, fit to be written and shown.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        super().__init__()
+        self.record = record
