@@ -1,0 +1,135 @@
+"""PyTorch to .tflite, with the converter's chatter kept in a file and its failures made one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bisect_litert.errors import ConversionError
+from bisect_litert.graph import Graph
+
+
+def convert(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path, log: Path) -> Graph:
+    """Converts a module with litert-torch and reads the result back.
+
+    Args:
+        module: A torch.nn.Module in eval mode.
+        args: Positional example inputs.
+        kwargs: Keyword example inputs.
+        path: Where the .tflite file goes.
+        log: File that everything the converter prints is appended to.
+
+    Raises:
+        ConversionError: The converter refused the model; its message and the module it sits in are in the error.
+    """
+    with quiet(log):
+        import litert_torch
+
+        try:
+            edge_model = litert_torch.convert(module, tuple(args), dict(kwargs) or None)
+            edge_model.export(str(path))
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:
+            raise _explain(error) from error
+    return Graph.read(path)
+
+
+def _explain(error: Exception) -> ConversionError:
+    """Finds the sentence in a converter's exception that a person can act on."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"(?i)not (?:be )?(?:legal|support|implement)|unsupported|no lowering|failed to|error:", line)]
+    first = (telling or lines or [type(error).__name__])[0]
+    op = re.search(r"\b(?:aten|torchvision|prims|mhlo|stablehlo|vhlo|tfl)\.[A-Za-z_0-9.]+", text)
+    place = re.search(r"[\w.]+/[\w./]*\w", " ".join(lines[:40]) if op else "")
+    where = re.search(r'File "([^"]+)", line (\d+), in (forward\w*)', text)
+    hint = "Rewrite that operation, or leave the module out: see the converter's message above."
+    if op:
+        hint = f"The operation is {op.group(0)}; replace it in the model, or convert the part before it."
+    if "bfloat16" in text.lower() or "float16" in text.lower() or "half" in text.lower():
+        hint = "Convert the model to float32 first: model.float()."
+    sentence = f"litert-torch cannot convert this model: {type(error).__name__}: {_short(first)}"
+    if where:
+        sentence += f" (in {where.group(3)}, {os.path.basename(where.group(1))}:{where.group(2)})"
+    elif place and "torch" in place.group(0):
+        sentence += f" (in {place.group(0)})"
+    return ConversionError(sentence.rstrip(".") + ".", hint=hint, detail=_tail(text))
+
+
+def _short(line: str, limit: int = 200) -> str:
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _tail(text: str, lines: int = 12) -> str:
+    kept = text.splitlines()[:lines]
+    return "\n".join(_short(re.sub(r'File "[^"]*/', 'File "', line)) for line in kept)
+
+
+def input_names(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the value of each signature input, by its name.
+
+    litert-torch flattens (args, kwargs) in pytree order and names the inputs after their path; an input that the graph does not use keeps
+    its place. Names are matched where they can be, order decides where they cannot.
+
+    Raises:
+        ConversionError: The graph has another number of inputs than the model was given.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    named: list[tuple[str, Any]] = []
+    for position, value in enumerate(args):
+        named += _named(f"args_{position}", value, pytree)
+    for key, value in kwargs.items():
+        named += _named(key, value, pytree)
+    tensors = [(n, v.detach().cpu().numpy()) for n, v in named if isinstance(v, torch.Tensor)]
+    ports = [port.name for port in graph.inputs]
+    by_name = dict(tensors)
+    if all(name in by_name for name in ports):
+        return {name: by_name[name] for name in ports}
+    if len(ports) != len(tensors):
+        raise ConversionError(
+            f"the converted graph has {len(ports)} inputs ({', '.join(ports)}) for {len(tensors)} input tensors.",
+            hint="Pass every input as a tensor of its own, without constants among them.",
+        )
+    return dict(zip(ports, (value for _, value in tensors), strict=True))
+
+
+def _named(name: str, value: Any, pytree: Any) -> list[tuple[str, Any]]:
+    flat, _ = pytree.tree_flatten_with_path(value)
+    found = []
+    for path, leaf in flat:
+        parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+        found.append(("_".join([name, *parts]), leaf))
+    return found
+
+
+@contextmanager
+def quiet(log: Path) -> Iterator[None]:
+    """Sends stdout and stderr to a file, down to the file descriptors that C++ writes to, and silences warnings."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    try:
+        with log.open("a", encoding="utf-8", errors="replace") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            yield
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        for fd in saved:
+            os.close(fd)

@@ -1,0 +1,390 @@
+"""The converted graph: what is in a .tflite file, and the edits that tap it, feed it, and cut it.
+
+Edits never touch the graph they start from, and share its weights: a new model object gets its own lists, and only what
+changes is copied. Reading and writing is `ai_edge_litert.tools.flatbuffer_utils`; nothing here parses bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TAP_PREFIX = "bisect_tap_"
+FEED_PREFIX = "bisect_feed_"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the graph."""
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """TensorFlow Lite type name, "FLOAT32", "INT32", "BOOL" ..."""
+    constant: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds float32 values."""
+        return self.dtype == "FLOAT32"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operator of the graph, in file order, which is a valid execution order."""
+
+    index: int
+    type: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output of the graph's signature."""
+
+    name: str
+    tensor: int
+
+
+class Graph:
+    """A .tflite model's main graph."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @classmethod
+    def read(cls, path: Path) -> Graph:
+        """Reads a .tflite file."""
+        from ai_edge_litert.tools import flatbuffer_utils
+
+        return cls(flatbuffer_utils.read_model(str(path)))
+
+    def write(self, path: Path) -> Path:
+        """Writes the model to `path` and returns it.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        from ai_edge_litert.tools import flatbuffer_utils
+
+        flatbuffer_utils.write_model(self.model, str(path))
+        return path
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _subgraph(self) -> Any:
+        return self.model.subgraphs[self._subgraph_index]
+
+    @cached_property
+    def _subgraph_index(self) -> int:
+        signatures = self.model.signatureDefs or []
+        return int(signatures[0].subgraphIndex) if signatures else 0
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor, by index."""
+        from ai_edge_litert.tools import flatbuffer_utils
+
+        found = []
+        for index, tensor in enumerate(self._subgraph.tensors):
+            data = self.model.buffers[tensor.buffer].data
+            shape = tuple(int(n) for n in tensor.shape) if tensor.shape is not None else ()
+            name = tensor.name.decode(errors="replace") if isinstance(tensor.name, bytes) else str(tensor.name or "")
+            constant = data is not None and len(data) > 0
+            found.append(Tensor(index, name, shape, flatbuffer_utils.type_to_name(tensor.type), constant))
+        return tuple(found)
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Every operator, in execution order; absent optional inputs are left out."""
+        from ai_edge_litert.tools import flatbuffer_utils
+
+        return tuple(
+            Op(
+                index,
+                flatbuffer_utils.opcode_to_name(self.model, op.opcodeIndex) or "CUSTOM",
+                tuple(int(i) for i in (op.inputs if op.inputs is not None else ()) if i >= 0),
+                tuple(int(i) for i in (op.outputs if op.outputs is not None else ())),
+            )
+            for index, op in enumerate(self._subgraph.operators)
+        )
+
+    @cached_property
+    def inputs(self) -> tuple[Port, ...]:
+        """The signature's inputs."""
+        return self._ports("inputs")
+
+    @cached_property
+    def outputs(self) -> tuple[Port, ...]:
+        """The signature's outputs, in the order the module returned them (output_0, output_1, ...)."""
+        return tuple(sorted(self._ports("outputs"), key=lambda port: _natural(port.name)))
+
+    def _ports(self, side: str) -> tuple[Port, ...]:
+        signatures = self.model.signatureDefs or []
+        if signatures:
+            return tuple(Port(_text(p.name), int(p.tensorIndex)) for p in getattr(signatures[0], side))
+        return tuple(Port(self.tensors[int(i)].name, int(i)) for i in getattr(self._subgraph, side))
+
+    @cached_property
+    def producer(self) -> dict[int, Op]:
+        """The op that writes each tensor."""
+        return {t: op for op in self.ops for t in op.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[int, tuple[Op, ...]]:
+        """The ops that read each tensor."""
+        found: dict[int, list[Op]] = defaultdict(list)
+        for op in self.ops:
+            for t in dict.fromkeys(op.inputs):
+                found[t].append(op)
+        return {t: tuple(ops) for t, ops in found.items()}
+
+    @cached_property
+    def computed(self) -> frozenset[int]:
+        """Tensors that depend on a graph input (the rest is constant or follows from constants)."""
+        live = {port.tensor for port in self.inputs}
+        for op in self.ops:
+            if live.intersection(op.inputs):
+                live.update(op.outputs)
+        return frozenset(live)
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """Returns a constant float32, int32 or int64 tensor's value, or None for anything else."""
+        tensor = self.tensors[index]
+        dtype = {"FLOAT32": np.float32, "INT32": np.int32, "INT64": np.int64}.get(tensor.dtype)
+        if not tensor.constant or dtype is None:
+            return None
+        data = self.model.buffers[self._subgraph.tensors[index].buffer].data
+        return np.frombuffer(bytes(data), dtype=dtype).reshape(tensor.shape)
+
+    def inside(self, outputs: Iterable[int], stop: Iterable[int]) -> tuple[Op, ...]:
+        """Returns the ops between tensors: those needed for `outputs`, walking back no further than `stop`."""
+        wall, seen, todo = set(stop), set(), list(outputs)
+        ops: dict[int, Op] = {}
+        wall.difference_update(todo)
+        while todo:
+            t = todo.pop()
+            op = self.producer.get(t)
+            if op is None or t in seen or t in wall:
+                continue
+            seen.add(t)
+            ops[op.index] = op
+            todo.extend(op.inputs)
+        return tuple(ops[i] for i in sorted(ops))
+
+    def sources(self, outputs: Iterable[int], stop: Iterable[int]) -> frozenset[int]:
+        """Returns which of `stop`, and which graph inputs, the tensors in `outputs` directly follow from."""
+        outputs = tuple(outputs)
+        wall = (set(stop) | {port.tensor for port in self.inputs}) - set(outputs)
+        read = {t for op in self.inside(outputs, wall) for t in op.inputs}
+        return frozenset(read & wall)
+
+    # -- editing -------------------------------------------------------------------------------------------------------
+
+    def edit(self) -> Editor:
+        """Starts an edit on a copy."""
+        return Editor(self)
+
+    def with_taps(self, tensors: Sequence[int], *, copies: bool) -> tuple[Graph, dict[int, str]]:
+        """Adds tensors as outputs.
+
+        A tensor that is also consumed leaves through its own same-shape RESHAPE when `copies` is set: the delegate hands a tensor
+        that is output and consumed to the wrong buffer (docs/taps.md). One that is already an output and nothing else is
+        not tapped twice, since of two outputs with one tensor only one gets written.
+
+        Args:
+            tensors: Tensor indices; none may be a constant or a graph input.
+            copies: Tap through copies (True) or expose the tensors themselves (False).
+
+        Returns:
+            The new graph, and the output name of each tensor.
+        """
+        editor = self.edit()
+        existing = {port.tensor: port.name for port in self.outputs}
+        names: dict[int, str] = {}
+        for t in dict.fromkeys(tensors):
+            consumed = t in self.consumers
+            if t in existing and not (copies and consumed):
+                names[t] = existing[t]
+                continue
+            names[t] = f"{TAP_PREFIX}{t:05d}"
+            editor.add_output(names[t], editor.copy_of(t) if copies and consumed else t)
+        return editor.graph(), names
+
+    def fed(self, tensors: Sequence[int]) -> tuple[Graph, dict[int, str]]:
+        """Lets everything that reads `tensors` read new graph inputs instead, and drops what nothing needs any more.
+
+        Returns:
+            The new graph, and the input name of each tensor.
+        """
+        editor = self.edit()
+        names = {t: f"{FEED_PREFIX}{t:05d}" for t in dict.fromkeys(tensors)}
+        for t, name in names.items():
+            editor.rewire(t, editor.add_input(name, t))
+        editor.prune()
+        return editor.graph(), names
+
+
+class Editor:
+    """Builds a changed copy of a graph; weights are shared with the original."""
+
+    def __init__(self, base: Graph) -> None:
+        self._base = base
+        model = copy.copy(base.model)
+        model.buffers = list(model.buffers)
+        model.operatorCodes = list(model.operatorCodes)
+        model.subgraphs = list(model.subgraphs)
+        subgraph = copy.copy(base._subgraph)
+        model.subgraphs[base._subgraph_index] = subgraph
+        subgraph.tensors = list(subgraph.tensors)
+        subgraph.operators = [copy.copy(op) for op in subgraph.operators]
+        for op in subgraph.operators:
+            op.inputs = [int(i) for i in (op.inputs if op.inputs is not None else ())]
+        subgraph.inputs = [int(i) for i in subgraph.inputs]
+        subgraph.outputs = [int(i) for i in subgraph.outputs]
+        signatures = [copy.copy(s) for s in model.signatureDefs or []]
+        for signature in signatures[:1]:
+            signature.inputs, signature.outputs = list(signature.inputs), list(signature.outputs)
+        model.signatureDefs = signatures
+        self.model, self.subgraph, self._signature = model, subgraph, signatures[0] if signatures else None
+        self._opcodes: dict[int, int] = {}
+
+    def graph(self) -> Graph:
+        """Returns the edited graph."""
+        return Graph(self.model)
+
+    def add_tensor(self, name: str, shape: Sequence[int], tensor_type: int, data: np.ndarray | None = None) -> int:
+        """Adds a tensor, constant when `data` is given, and returns its index."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        tensor, buffer = schema.TensorT(), schema.BufferT()
+        if data is not None:
+            buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), dtype=np.uint8)
+        tensor.name, tensor.type, tensor.buffer = name.encode(), tensor_type, len(self.model.buffers)
+        tensor.shape, tensor.hasRank = [int(n) for n in shape], True
+        self.model.buffers.append(buffer)
+        self.subgraph.tensors.append(tensor)
+        return len(self.subgraph.tensors) - 1
+
+    def add_op(self, name: str, inputs: Sequence[int], outputs: Sequence[int], at: int | None = None, **options: Any) -> Any:
+        """Adds a builtin op such as "CAST", at the end or before position `at`, and returns it."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        op = schema.OperatorT()
+        op.opcodeIndex = self._opcode(getattr(schema.BuiltinOperator, name))
+        op.inputs, op.outputs = [int(i) for i in inputs], [int(i) for i in outputs]
+        table = "".join(word.capitalize() for word in name.split("_")) + "Options"
+        if hasattr(schema, table + "T") and hasattr(schema.BuiltinOptions, table):
+            op.builtinOptionsType = getattr(schema.BuiltinOptions, table)
+            op.builtinOptions = getattr(schema, table + "T")()
+            for key, value in options.items():
+                setattr(op.builtinOptions, key, value)
+        self.subgraph.operators.insert(len(self.subgraph.operators) if at is None else at, op)
+        return op
+
+    def _opcode(self, builtin: int) -> int:
+        from ai_edge_litert import schema_py_generated as schema
+
+        if builtin not in self._opcodes:
+            code = schema.OperatorCodeT()
+            code.builtinCode, code.deprecatedBuiltinCode, code.version = builtin, min(builtin, 127), 1
+            self.model.operatorCodes.append(code)
+            self._opcodes[builtin] = len(self.model.operatorCodes) - 1
+        return self._opcodes[builtin]
+
+    def copy_of(self, t: int) -> int:
+        """Adds a RESHAPE of tensor `t` to its own shape at the end and returns the new tensor's index."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        tensor = self.subgraph.tensors[t]
+        # A scalar cannot be written as a RESHAPE target that the delegate takes; one element of rank 1 can.
+        shape = [int(n) for n in tensor.shape] if tensor.shape is not None and len(tensor.shape) else [1]
+        name = _text(tensor.name)
+        target = self.add_tensor(f"{name}/tap_shape", [len(shape)], schema.TensorType.INT32, np.array(shape, np.int32))
+        out = self.add_tensor(f"{name}/tap", shape, tensor.type)
+        self.add_op("RESHAPE", [t, target], [out], newShape=shape)
+        return out
+
+    def add_output(self, name: str, t: int) -> None:
+        """Makes tensor `t` an output under a name."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        self.subgraph.outputs.append(t)
+        if self._signature is not None:
+            port = schema.TensorMapT()
+            port.name, port.tensorIndex = name.encode(), t
+            self._signature.outputs.append(port)
+
+    def drop_outputs(self) -> None:
+        """Removes all outputs, so that an edit can choose its own."""
+        self.subgraph.outputs = []
+        if self._signature is not None:
+            self._signature.outputs = []
+
+    def add_input(self, name: str, like: int) -> int:
+        """Adds a graph input with the shape and type of tensor `like` and returns its index."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        tensor = self.subgraph.tensors[like]
+        shape = [int(n) for n in tensor.shape] if tensor.shape is not None else []
+        t = self.add_tensor(name, shape, tensor.type)
+        self.subgraph.inputs.append(t)
+        if self._signature is not None:
+            port = schema.TensorMapT()
+            port.name, port.tensorIndex = name.encode(), t
+            self._signature.inputs.append(port)
+        return t
+
+    def rewire(self, old: int, new: int, skip: Iterable[Any] = ()) -> None:
+        """Lets every op that reads `old` read `new`, except those in `skip`."""
+        kept = {id(op) for op in skip}
+        for op in self.subgraph.operators:
+            if id(op) not in kept:
+                op.inputs = [new if i == old else i for i in op.inputs]
+
+    def rewire_outputs(self, mapping: Mapping[int, int]) -> None:
+        """Lets the graph's outputs be other tensors."""
+        self.subgraph.outputs = [mapping.get(t, t) for t in self.subgraph.outputs]
+        if self._signature is not None:
+            for position, port in enumerate(self._signature.outputs):
+                if port.tensorIndex in mapping:
+                    moved = copy.copy(port)
+                    moved.tensorIndex = mapping[port.tensorIndex]
+                    self._signature.outputs[position] = moved
+
+    def prune(self) -> None:
+        """Drops ops whose results no output needs, and graph inputs that nothing reads any more."""
+        needed, kept = set(self.subgraph.outputs), []
+        for op in reversed(self.subgraph.operators):
+            if needed.intersection(int(t) for t in op.outputs):
+                kept.append(op)
+                needed.update(i for i in op.inputs if i >= 0)
+        self.subgraph.operators = kept[::-1]
+        self.subgraph.inputs = [t for t in self.subgraph.inputs if t in needed]
+        if self._signature is not None:
+            self._signature.inputs = [p for p in self._signature.inputs if int(p.tensorIndex) in needed]
+
+
+def _text(name: Any) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name or "")
+
+
+def _natural(name: str) -> tuple[Any, ...]:
+    """Sort key that puts output_2 before output_10, and names without a number in their own order."""
+    head = name.rstrip("0123456789")
+    return (0, int(name[len(head) :])) if head == "output_" and len(name) > len(head) else (1, 0)

@@ -1,0 +1,214 @@
+"""Finds each block's output among the converted graph's tensors: names propose, values prove.
+
+A tensor is a partner when it holds the block's value, up to a permutation of axes and a reshape, as closely as fp32 arithmetic
+allows. Several tensors often do (a RESHAPE behind it, an activation that changed nothing on these inputs); then the module path in
+the tensor's name decides, and the last of the best-named wins, since a block's output is the end of the block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import prod
+
+import numpy as np
+
+from bisect_litert.graph import Graph
+
+SAMPLE = 4096
+"""Elements compared before a whole tensor is: a wrong permutation shows in far fewer."""
+MAX_PERMUTED_RANK = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a .tflite tensor holds a PyTorch tensor: torch.transpose(permutation).reshape(tensor shape)."""
+
+    torch_shape: tuple[int, ...]
+    permutation: tuple[int, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether elements come in PyTorch's order."""
+        return self.permutation == tuple(range(len(self.torch_shape)))
+
+    def to_torch(self, values: np.ndarray) -> np.ndarray:
+        """Returns a .tflite tensor in PyTorch's shape and order."""
+        moved = [self.torch_shape[axis] for axis in self.permutation]
+        return np.asarray(values).reshape(moved).transpose(np.argsort(self.permutation))
+
+    def from_torch(self, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Returns a PyTorch tensor in the .tflite tensor's shape and order."""
+        return np.ascontiguousarray(np.asarray(values).transpose(self.permutation)).reshape(tuple(shape))
+
+    def describe(self, shape: Sequence[int]) -> str:
+        """A word for people: "", "reshape" or "permute 0,2,3,1"."""
+        if not self.plain:
+            return "permute " + ",".join(map(str, self.permutation))
+        return "" if tuple(shape) == self.torch_shape else "reshape"
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """A tensor of the graph that holds a block's output."""
+
+    tensor: int
+    layout: Layout
+    error: float
+    """Relative L2 difference from PyTorch's value on the CPU."""
+    named: bool
+    """Whether its name carries the block's module path."""
+
+
+def find_partner(
+    value: np.ndarray, module: str, graph: Graph, values: Mapping[int, np.ndarray], tolerance: float
+) -> Partner | None:
+    """Finds the tensor that holds a block's output.
+
+    Args:
+        value: The block's output in PyTorch, float32.
+        module: The block's module path, to choose among several that fit.
+        graph: The converted graph.
+        values: CPU values of its tensors, by index; constants may be missing.
+        tolerance: Largest relative L2 difference that fp32 arithmetic explains at this place.
+
+    Returns:
+        The best partner, or None when no tensor holds the value.
+    """
+    print_ = _fingerprint(value)
+    fits: list[Partner] = []
+    for tensor in graph.tensors:
+        other = values.get(tensor.index)
+        if other is None or tensor.index not in graph.computed or other.size != value.size or other.dtype.kind != value.dtype.kind:
+            continue
+        if not _similar(print_, _fingerprint(other), tolerance):
+            continue
+        found = _match(value, other, tolerance)
+        if found is not None:
+            layout, error = found
+            fits.append(Partner(tensor.index, layout, error, _names(tensor.name, module) > 0))
+    if not fits:
+        return None
+    closest = min(p.error for p in fits)
+    near = [p for p in fits if p.error <= max(10 * closest, 1e-6)]
+    best = max(_names(graph.tensors[p.tensor].name, module) for p in near)
+    chosen = [p for p in near if _names(graph.tensors[p.tensor].name, module) == best]
+    # Without a name to go by, the earliest holder is the one that computed it; with one, the block's last op is its output.
+    return _last(chosen, graph) if best else _first(chosen, graph)
+
+
+def _position(partner: Partner, graph: Graph) -> int:
+    op = graph.producer.get(partner.tensor)
+    return -1 if op is None else op.index
+
+
+def _last(partners: Sequence[Partner], graph: Graph) -> Partner:
+    return max(partners, key=lambda p: _position(p, graph))
+
+
+def _first(partners: Sequence[Partner], graph: Graph) -> Partner:
+    return min(partners, key=lambda p: _position(p, graph))
+
+
+def _names(tensor_name: str, module: str) -> int:
+    """How many levels of a module path a tensor's name carries, in order and down to the path's end; 0 when it does not.
+
+    A name reads "pkg.Model/pkg.Block_b3/torch...Linear_fc;1", joined by ";;" where ops were fused. Levels of containers may be
+    missing from it.
+    """
+    path = module.split(".")
+    best = 0
+    for part in tensor_name.split(";;"):
+        # Attribute names may hold underscores themselves, so a level is compared by its end.
+        words = [level for level in re.sub(r";\d*(/tap)?$", "", part).split("/") if level]
+        count, position = 0, 0
+        for step in path:
+            for index in range(position, len(words)):
+                if words[index] == step or words[index].endswith("_" + step):
+                    count, position = count + 1, index + 1
+                    break
+        reached = any(w == path[-1] or w.endswith("_" + path[-1]) for w in words)
+        best = max(best, count if reached else 0)
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Print:
+    """What permutations and reshapes leave alone."""
+
+    nonfinite: int
+    norm: float
+    total: float
+    low: float
+    high: float
+
+
+def _fingerprint(values: np.ndarray) -> _Print:
+    flat = np.asarray(values).reshape(-1).astype(np.float64)
+    finite = flat[np.isfinite(flat)]
+    if not finite.size:
+        return _Print(flat.size, 0.0, 0.0, 0.0, 0.0)
+    return _Print(
+        flat.size - finite.size,
+        float(np.sqrt(finite @ finite)),
+        float(finite.sum()),
+        float(finite.min()),
+        float(finite.max()),
+    )
+
+
+def _similar(a: _Print, b: _Print, tolerance: float) -> bool:
+    if a.nonfinite != b.nonfinite:
+        return False
+    norm = max(a.norm, b.norm)
+    slack = 2 * tolerance * norm + 1e-30
+    # |sum| differs by at most sqrt(n) * ||difference||; the extremes by at most ||difference||.
+    return abs(a.norm - b.norm) <= slack and abs(a.low - b.low) <= slack and abs(a.high - b.high) <= slack
+
+
+def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:
+    flat = np.asarray(other).reshape(-1)
+    sample = np.linspace(0, flat.size - 1, min(SAMPLE, flat.size)).astype(np.int64) if flat.size else np.zeros(0, np.int64)
+    norm = float(np.linalg.norm(np.nan_to_num(flat[sample].astype(np.float64), posinf=0, neginf=0)))
+    whole = _fingerprint(other).norm
+    best: tuple[Layout, float] | None = None
+    for permutation in _permutations(value.shape):
+        moved = value.transpose(permutation)
+        picked = moved[np.unravel_index(sample, moved.shape)] if moved.ndim else moved.reshape(-1)
+        if _distance(picked, flat[sample]) > 10 * tolerance * max(norm, whole * np.sqrt(sample.size / max(1, flat.size))) + 1e-30:
+            continue
+        error = _distance(moved.reshape(-1), flat)
+        error = error / whole if whole else (0.0 if error == 0 else np.inf)
+        if error <= tolerance and (best is None or error < best[1]):
+            best = (Layout(value.shape, permutation), float(error))
+            if error < 1e-7:
+                break
+    return best
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    """L2 distance over finite pairs; infinite when the two are not finite in the same places."""
+    x, y = np.asarray(a, np.float64).reshape(-1), np.asarray(b, np.float64).reshape(-1)
+    fx, fy = np.isfinite(x), np.isfinite(y)
+    if not np.array_equal(fx, fy):
+        return float(np.inf)
+    d = x[fx] - y[fx]
+    return float(np.sqrt(d @ d))
+
+
+def _permutations(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Axis orders that can differ in memory: plain first, then the others, axes of size 1 kept out of the way."""
+    rank = len(shape)
+    plain = tuple(range(rank))
+    yield plain
+    long_axes = [axis for axis in plain if shape[axis] != 1]
+    ones = [axis for axis in plain if shape[axis] == 1]
+    if not 2 <= len(long_axes) <= MAX_PERMUTED_RANK or prod(shape) <= 1:
+        return
+    # NHWC before anything else: it is what the converter does to convolutions.
+    orders = sorted(permutations(long_axes), key=lambda o: (o != (*long_axes[:-3], *long_axes[-2:], long_axes[-3]) if len(o) > 2 else True))
+    for order in orders:
+        if list(order) != long_axes:
+            yield (*ones, *order)
