@@ -1,0 +1,154 @@
+"""The search: which blocks are wrong at their own inputs, and which ruin the digits they are given.
+
+Pure functions over readings; nothing here runs a model or prints. docs/thresholds.md says where each number comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
+
+from bisect_litert.metrics import FP16_UNIT
+from bisect_litert.record import Cause, Comparison, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was measured at one tensor of one block call. The order of a sequence of readings is that of the data flow."""
+
+    tap: str
+    block: str
+    parents: tuple[str, ...]
+    """Taps this one follows from directly."""
+    cumulative: Comparison | None
+    """Target against torch."""
+    local: Comparison | None
+    """Target against torch at the target's own inputs."""
+    expected: Comparison | None
+    """The rounding-only run's local error: 11 bits, unlimited range."""
+    half: Comparison | None
+    """The fp16-emulated run's local error: 11 bits and fp16's range."""
+    allowance: float = 1.0
+    cpu: Comparison | None = None
+    """The CPU run's local error."""
+    fp32_cost: float = 0.0
+    """Local relative L2 error of torch in fp32 against fp64."""
+    fp32: Comparison | None = None
+    """The gpu-fp32 run's local error; None until that control was run."""
+    fp32_ran: bool = False
+    accumulated: float = 0.0
+    """Largest sum of magnitudes inside an accumulating op of the block, 0 when not looked at."""
+    output: bool = False
+    """Whether this is a model output rather than a block."""
+
+    @property
+    def cost(self) -> float:
+        """Local relative L2 error that fp16's digits cost here, at least half a unit in the last place."""
+        known = self.expected.relative_l2 if self.expected else FP16_UNIT
+        return max(known, FP16_UNIT) if isfinite(known) else FP16_UNIT
+
+    @property
+    def ratio(self) -> float:
+        """Local error over its cost; nan when there is nothing to compare."""
+        return self.local.relative_l2 / self.cost if self.local else float("nan")
+
+
+def limit(reading: Reading, settings: Settings) -> float:
+    """Largest local relative L2 error that an honest fp16 device may show at a block.
+
+    `ratio_limit` times what rounding costs; more where long sums may be accumulated in fp16, but never more than a model output may be off.
+    """
+    return max(
+        settings.ratio_limit * reading.cost, min(2 * reading.allowance * reading.cost, settings.output_limit)
+    )
+
+
+def out_of_line(comparison: Comparison | None, allowed: float) -> bool:
+    """Whether a comparison shows more than an allowed relative L2 error, or anything non-finite that the reference has not."""
+    if comparison is None:
+        return False
+    if not comparison.finite_agreement:
+        return True
+    return not isnan(comparison.relative_l2) and comparison.relative_l2 > allowed
+
+
+def faulty(reading: Reading, settings: Settings) -> bool:
+    """Whether the target's block is wrong at its own inputs, beyond what fp16 costs."""
+    return out_of_line(reading.local, limit(reading, settings))
+
+
+def misconverted(reading: Reading, settings: Settings) -> bool:
+    """Whether the .tflite computes something else than torch on the CPU, beyond what fp32 costs."""
+    return out_of_line(reading.cpu, max(settings.conversion_limit, 100 * reading.fp32_cost))
+
+
+def leaves_range(reading: Reading, settings: Settings) -> bool:
+    """Whether fp16's range, and not its digits, is what the block loses: emulated fp16 is off where unlimited range is not."""
+    return out_of_line(reading.half, limit(reading, settings)) or reading.accumulated > 65504.0
+
+
+def cause_of(reading: Reading, settings: Settings) -> Cause | None:
+    """Names the cause of a faulty or misconverted block; None when it is neither.
+
+    Without a gpu-fp32 control, digits and range are the only explanations left to choose from.
+    """
+    if misconverted(reading, settings):
+        return Cause.CONVERSION
+    if not faulty(reading, settings):
+        return None
+    if reading.fp32_ran and _shares_fault(reading, settings):
+        return Cause.WRONG_KERNEL
+    return Cause.OVERFLOW if leaves_range(reading, settings) else Cause.PRECISION_LOSS
+
+
+def _shares_fault(reading: Reading, settings: Settings) -> bool:
+    """Whether the fp32 run shows the fault as well: non-finite too, or off by a good part of it."""
+    if reading.fp32 is None or reading.local is None:
+        return False
+    if not reading.fp32.finite_agreement:
+        return True
+    if not out_of_line(reading.fp32, max(settings.conversion_limit, 100 * reading.fp32_cost)):
+        return False
+    # fp32 arithmetic differs from torch's too (fast exp, sin of large numbers); a share of the fault is what makes it the same one.
+    return not reading.local.finite_agreement or reading.fp32.relative_l2 > 0.1 * reading.local.relative_l2
+
+
+def find_faults(readings: Sequence[Reading], settings: Settings) -> list[str]:
+    """Returns the blocks that are wrong at their own inputs, in data flow order."""
+    return list(dict.fromkeys(r.block for r in readings if faulty(r, settings) or misconverted(r, settings)))
+
+
+def amplification(reading: Reading, cumulative: Mapping[str, float]) -> float:
+    """Cumulative error after a block over the largest one before it; half an fp16 unit is the least that counts."""
+    after = _level(reading.cumulative)
+    before = max([FP16_UNIT, *(cumulative.get(p, 0.0) for p in reading.parents)])
+    return after / before
+
+
+def _level(comparison: Comparison | None) -> float:
+    if comparison is None or isnan(comparison.relative_l2):
+        return float("nan")
+    return max(comparison.relative_l2, FP16_UNIT)
+
+
+def find_loss(readings: Sequence[Reading], settings: Settings) -> tuple[list[str], bool]:
+    """Explains model outputs that are out of line though no block is faulty.
+
+    Returns:
+        The blocks where digits are lost in one jump, and whether an output is out of line at all. No block though an output is out of
+        line means that the error compounds.
+    """
+    if not any(r.output and out_of_line(r.cumulative, settings.output_limit) for r in readings):
+        return [], False
+    levels: dict[str, float] = {}
+    jumps: list[str] = []
+    for r in readings:
+        level = _level(r.cumulative)
+        if isnan(level):
+            # Untapped: what it hands on is what it was given.
+            level = max([FP16_UNIT, *(levels.get(p, 0.0) for p in r.parents)])
+        elif amplification(r, levels) >= settings.jump_limit and level > settings.output_limit:
+            jumps.append(r.block)
+        levels[r.tap] = level
+    return jumps[:1], True

@@ -1,0 +1,115 @@
+"""Where a block leaves fp16's range: the first op whose result does, and by how much, from CPU runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bisect_litert.graph import Graph, Op
+from bisect_litert.metrics import FP16_MAX
+
+SMALLEST = 2.0**-24
+"""Smallest positive fp16 number, 5.96e-8; results below half of it become zero."""
+CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV")
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFault:
+    """The op at which an fp16 run first leaves the range."""
+
+    op: Op
+    tensor: str
+    kind: str
+    """"overflow", "underflow"."""
+    reference_peak: float
+    lost: int
+    """Elements that became non-finite or zero."""
+    elements: int
+
+    def sentence(self) -> str:
+        """The finding, for people."""
+        where = f"{self.op.type} (op {self.op.index})"
+        if self.kind == "overflow":
+            return (
+                f"{where}: the reference reaches {self.reference_peak:.3g} where fp16 ends at 65504; "
+                f"{self.lost} of {self.elements} values leave the range"
+            )
+        return f"{where}: {self.lost} of {self.elements} values fall below the smallest fp16 number (6e-8) or divide by one that did"
+
+
+def first_fault(
+    graph: Graph, ops: Sequence[Op], reference: Mapping[int, np.ndarray], half: Mapping[int, np.ndarray]
+) -> RangeFault | None:
+    """Finds the first of a block's ops whose fp16-emulated result is no longer usable.
+
+    Args:
+        graph: The converted graph.
+        ops: The block's ops, in execution order.
+        reference: fp32 values of the graph's tensors, by index.
+        half: The emulated run's values of the same tensors, already rounded.
+
+    Returns:
+        The first op with a new infinity or NaN; without one, the first that flushes to zero what is not small among its neighbours.
+    """
+    flushed: RangeFault | None = None
+    for op in ops:
+        for t in op.outputs:
+            ref, out = reference.get(t), half.get(t)
+            if ref is None or out is None or ref.dtype.kind != "f" or ref.shape != out.shape:
+                continue
+            new = ~np.isfinite(out) & np.isfinite(ref)
+            peak = float(np.abs(ref[np.isfinite(ref)]).max(initial=0.0))
+            name = graph.tensors[t].name
+            if new.any():
+                kind = "overflow" if (np.abs(ref[new]) > FP16_MAX * (1 - 2.0**-12)).any() else "underflow"
+                return RangeFault(op, name, kind, peak, int(new.sum()), ref.size)
+            zeroed = (out == 0) & (np.abs(ref) > 0.1 * peak) & np.isfinite(ref)
+            if flushed is None and peak > 0 and zeroed.any():
+                flushed = RangeFault(op, name, "underflow", peak, int(zeroed.sum()), ref.size)
+    return flushed
+
+
+def accumulated_peak(graph: Graph, ops: Sequence[Op], values: Mapping[int, np.ndarray]) -> tuple[float, Op | None]:
+    """Largest sum of magnitudes that an op of the block accumulates: the bound on any partial sum it can pass through.
+
+    For SUM, MEAN, CUMSUM, FULLY_CONNECTED and BATCH_MATMUL it is exact; for convolutions it is the bound peak|x| * sum|w|.
+    """
+    best: tuple[float, Op | None] = (0.0, None)
+    for op in ops:
+        found = _accumulated(graph, op, values)
+        if found > best[0]:
+            best = (found, op)
+    return best
+
+
+def _accumulated(graph: Graph, op: Op, values: Mapping[int, np.ndarray]) -> float:
+    def value(position: int) -> np.ndarray | None:
+        if position >= len(op.inputs):
+            return None
+        t = op.inputs[position]
+        found = values.get(t)
+        found = graph.constant(t) if found is None else found
+        return None if found is None or found.dtype.kind != "f" else np.abs(np.where(np.isfinite(found), found, 0))
+
+    x = value(0)
+    if x is None or not x.size:
+        return 0.0
+    if op.type in ("SUM", "MEAN", "AVERAGE_POOL_2D"):
+        size = graph.tensors[op.outputs[0]].size
+        return float(x.sum()) if size == 1 else float(x.max()) * (x.size / max(1, size))
+    if op.type == "CUMSUM":
+        axis = graph.constant(op.inputs[1]) if len(op.inputs) > 1 else None
+        return float(x.sum(axis=int(axis.reshape(-1)[0])).max()) if axis is not None else 0.0
+    w = value(1)
+    if w is None:
+        return 0.0
+    if op.type == "FULLY_CONNECTED":
+        return float((x.reshape(-1, w.shape[-1]) @ w.T).max())
+    if op.type == "BATCH_MATMUL" and x.ndim > 1 and w.ndim > 1 and x.shape[-1] == w.shape[-2]:
+        return float((x @ w).max())
+    if op.type in CONVOLUTIONS:
+        axes = (1, 2) if op.type == "DEPTHWISE_CONV_2D" else (1, 2, 3)
+        return float(x.max() * w.sum(axis=axes[: w.ndim - 1]).max())
+    return 0.0

@@ -1,0 +1,211 @@
+"""From the runs' tensors to readings: cumulative and local errors at every tap, by one forced torch forward per run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from bisect_litert.culprits import Reading
+from bisect_litert.emulation import allowance
+from bisect_litert.graph import Graph
+from bisect_litert.metrics import compare
+from bisect_litert.record import Comparison, RunErrors, RunName, TapOrigin
+from bisect_litert.tapper import Layout
+
+OUTPUT = "(output)"
+"""Block name of the model's own outputs: what follows the last block."""
+
+
+class Forward(Protocol):
+    """One torch forward: tensors at taps by key, and the model's outputs by label."""
+
+    taps: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A tensor of a block's output and where the graph holds it."""
+
+    key: str
+    block: str
+    """Block call, "enc.b3" or "enc.b3@2"."""
+    module: str
+    class_name: str
+    call: int
+    label: str
+    shape: tuple[int, ...]
+    dtype: str
+    origin: TapOrigin
+    tensor: int = -1
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What one run gave, in PyTorch's layout."""
+
+    taps: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+    unwritten: Mapping[str, int] = field(default_factory=dict)
+    """Elements that were never written, by tap key or output label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """One run against torch: cumulative and local, by tap key; outputs by label."""
+
+    cumulative: Mapping[str, Comparison]
+    local: Mapping[str, Comparison]
+    output_cumulative: Mapping[str, Comparison]
+    output_local: Mapping[str, Comparison]
+
+
+def measure(
+    values: Values, truth: Forward, force: Callable[[Mapping[str, np.ndarray]], Forward], healed: Mapping[str, np.ndarray] = {}
+) -> Errors:
+    """Prices every tap of a run with one forced torch forward.
+
+    Args:
+        values: The run's tensors.
+        truth: Torch's own forward.
+        force: Runs torch with the given tensors put in place of the blocks' outputs, and returns what it computed before each replacement.
+        healed: Tensors that the run itself was given in place of its own.
+    """
+    forced = force({**values.taps, **healed})
+    return Errors(
+        cumulative=_compare(truth.taps, values.taps, values.unwritten),
+        local=_compare(forced.taps, values.taps, values.unwritten),
+        output_cumulative=_compare(truth.outputs, values.outputs, values.unwritten),
+        output_local=_compare(forced.outputs, values.outputs, values.unwritten),
+    )
+
+
+def _compare(
+    reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], unwritten: Mapping[str, int]
+) -> dict[str, Comparison]:
+    return {
+        key: compare(reference=reference[key], target=value, unwritten=unwritten.get(key, 0))
+        for key, value in target.items()
+        if key in reference and reference[key].size == value.size
+    }
+
+
+def flow(graph: Graph, taps: Sequence[Tap], outputs: Mapping[str, int]) -> dict[str, tuple[tuple[str, ...], float, int]]:
+    """Reads off the graph what lies behind each tap and output.
+
+    Returns:
+        By tap key or output label: the taps it directly follows from, the allowance for fp16 accumulation, and the number of ops.
+    """
+    at: dict[int, list[str]] = {}
+    for tap in taps:
+        if tap.tensor >= 0:
+            at.setdefault(tap.tensor, []).append(tap.key)
+    found: dict[str, tuple[tuple[str, ...], float, int]] = {}
+    seen_at: dict[int, str] = {}
+    targets = [(tap.key, tap.tensor) for tap in taps if tap.tensor >= 0] + list(outputs.items())
+    for key, tensor in targets:
+        if tensor in seen_at:
+            # The same tensor under a second name adds nothing of its own.
+            found[key] = ((seen_at[tensor],), 1.0, 0)
+            continue
+        ops = graph.inside([tensor], at)
+        parents = tuple(k for t in sorted(graph.sources([tensor], at)) for k in at.get(t, ())[-1:])
+        found[key] = (parents, allowance(graph, ops), len(ops))
+        seen_at[tensor] = key
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Errors of every run of one round that has them."""
+
+    target: Errors
+    rounding: Errors | None
+    half: Errors | None
+    cpu: Errors | None
+    fp32: Errors | None = None
+
+
+def build(
+    taps: Sequence[Tap],
+    outputs: Sequence[str],
+    runs: Runs,
+    links: Mapping[str, tuple[tuple[str, ...], float, int]],
+    fp32_cost: Mapping[str, float],
+    healed: frozenset[str] = frozenset(),
+) -> list[Reading]:
+    """Puts what every run says of each tap side by side, in data flow order, the model's outputs last."""
+    readings = []
+    for tap in taps:
+        parents, factor, _ = links.get(tap.key, ((), 1.0, 0))
+        cumulative = runs.target.cumulative.get(tap.key)
+        reading = Reading(
+            tap=tap.key,
+            block=tap.block,
+            parents=parents,
+            cumulative=cumulative,
+            local=_known(runs.target.local, tap.key),
+            expected=_known(runs.rounding and runs.rounding.local, tap.key),
+            half=_known(runs.half and runs.half.local, tap.key),
+            allowance=factor,
+            cpu=_known(runs.cpu and runs.cpu.local, tap.key),
+            fp32_cost=fp32_cost.get(tap.key, 0.0),
+            fp32=_known(runs.fp32 and runs.fp32.local, tap.key),
+            fp32_ran=runs.fp32 is not None,
+        )
+        if tap.key in healed:
+            reading = replace(reading, local=None, half=None, cpu=None, fp32=None, cumulative=None)
+        readings.append(reading)
+    for label in outputs:
+        parents, factor, _ = links.get(label, ((), 1.0, 0))
+        readings.append(
+            Reading(
+                tap=label,
+                block=OUTPUT,
+                parents=parents,
+                cumulative=runs.target.output_cumulative.get(label),
+                local=_known(runs.target.output_local, label),
+                expected=_known(runs.rounding and runs.rounding.output_local, label),
+                half=_known(runs.half and runs.half.output_local, label),
+                allowance=factor,
+                cpu=_known(runs.cpu and runs.cpu.output_local, label),
+                fp32_cost=fp32_cost.get(label, 0.0),
+                fp32=_known(runs.fp32 and runs.fp32.output_local, label),
+                fp32_ran=runs.fp32 is not None,
+                output=True,
+            )
+        )
+    return readings
+
+
+def _known(found: Mapping[str, Comparison] | None, key: str) -> Comparison | None:
+    """A comparison that says something: with nothing finite left on the reference side it says nothing of the block."""
+    comparison = found.get(key) if found else None
+    if comparison is None or (comparison.elements and comparison.reference_nonfinite == comparison.elements):
+        return None
+    return comparison
+
+
+def worst(errors: Mapping[str, Comparison], keys: Sequence[str]) -> Comparison | None:
+    """The worst of several tensors: anything newly non-finite first, then the largest relative L2 error."""
+    known = [errors[k] for k in keys if k in errors]
+    return max(known, key=lambda c: (c.new_nonfinite > 0 or c.unwritten > 0, _order(c.relative_l2)), default=None)
+
+
+def _order(value: float) -> float:
+    return float("inf") if value != value else value
+
+
+def block_errors(runs: Mapping[RunName, Errors], keys: Sequence[str], output: bool) -> dict[RunName, RunErrors]:
+    """Returns each run's errors at one block."""
+    return {
+        name: RunErrors(
+            cumulative=worst(errors.output_cumulative if output else errors.cumulative, keys),
+            local=worst(errors.output_local if output else errors.local, keys),
+        )
+        for name, errors in runs.items()
+    }
