@@ -1,7 +1,7 @@
 """Asks LiteRT's GPU delegate whether it accepts an adapter here: runs x * 2 + 1 on it and checks the numbers.
 
-Usage: python scripts/probe.py. Exit code 0: accepted, the adapter's name is on stdout. 1: not, the delegate's own words are
-on stderr. It needs only numpy and ai_edge_litert, so that scripts/setup can ask before anything else of ours works.
+Usage: python scripts/probe.py. Exit code 0: accepted, the adapter's name is on stdout. 1: not, the delegate's own words
+are on stderr. It needs only numpy and ai_edge_litert, so that scripts/setup can ask before anything of ours works.
 scripts/probe.tflite is litert_torch.convert of a module that returns x * 2.0 + 1.0 for a [1, 4, 4, 4] input.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 
