@@ -1,7 +1,7 @@
 """A stock BERT from transformers, from a small configuration with random weights: nothing is downloaded.
 
-Nothing goes wrong in it, but not all of it runs on the GPU: the delegate refuses GATHER_ND, and what it cannot take runs
-on the CPU. That is a note, not a divergence (`--strict` makes it count).
+Nothing goes wrong in it, but not all of it runs on the GPU: the delegate refuses GATHER_ND, and what it cannot take
+runs on the CPU. That is a note, not a divergence (`--strict` makes it count).
 """
 
 from __future__ import annotations
