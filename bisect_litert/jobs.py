@@ -1,0 +1,134 @@
+"""A job for the worker process, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+OK, FAILED, CRASHED, TIMED_OUT, NOT_RUN = "ok", "failed", "crashed", "timed out", "not run"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one .tflite file."""
+
+    id: str
+    """Names the job's folder, so letters, digits and ._@+- only; unique within a request."""
+    model: Path
+    accelerator: str
+    """"cpu" (XNNPACK), "gpu" (alone first, then with the CPU), "gpu+cpu", or "interpreter" (plain CPU kernels)."""
+    inputs: Mapping[str, np.ndarray]
+    """By signature input name."""
+    fp32: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables set while the job compiles and runs, such as LITERT_GPU_DEBUG_END_NODE (which implies "gpu+cpu")."""
+    fallback: bool = True
+    """Whether a refusal by the GPU alone is followed by GPU and CPU together."""
+    tensors: str = ""
+    """"all" keeps every tensor an op writes (interpreter only)."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What became of a job."""
+
+    id: str
+    status: str
+    """"ok", "failed", "crashed", "timed out" or "not run"."""
+    detail: str = ""
+    """One line: the useful part of the error, or "signal SIGSEGV"; empty when ok."""
+    outputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """By signature output name, memory-mapped, read-only."""
+    unwritten: Mapping[str, int] = field(default_factory=dict)
+    """Per output, elements that still hold the sentinel; all or nothing for integers and bools."""
+    tensors: Mapping[int, np.ndarray] = field(default_factory=dict)
+    """By tensor index, for the interpreter; constants are left out."""
+    seconds: float = math.nan
+    """Compile and run together; nan when the job did not end."""
+    compile_seconds: float = math.nan
+    fell_back: bool = False
+    """The GPU alone refused, and GPU and CPU together ran."""
+    refused_alone: str = ""
+    """What the runtime said when the GPU alone refused."""
+    fully_accelerated: bool | None = None
+    """The runtime's own claim, which is no evidence: it can be true with no op on the GPU."""
+    adapter_line: str = ""
+    """The log line that names the GPU; a process prints it once, so it may come from an earlier job's log."""
+    log_text: str = ""
+    log_path: Path = Path()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are outputs."""
+        return self.status == OK
+
+
+def read_result(job: Job, folder: Path) -> JobResult:
+    """Reads a job's answer without trusting it."""
+    log = folder / "stderr.log"
+    text = read_text(log)
+    try:
+        answer = json.loads((folder / "response.json").read_text(encoding="utf-8"))
+        status, error, seconds = str(answer["status"]), str(answer["error"]), answer["seconds"]
+        if status not in (OK, FAILED):
+            raise ValueError(f"status {status!r}")
+        outputs = {name: _load(folder, entry) for name, entry in answer["outputs"].items()}
+        tensors = {int(index): _load(folder, entry) for index, entry in answer.get("tensors", {}).items()}
+        return JobResult(
+            id=job.id,
+            status=status,
+            detail=_useful_line(error, text) if status == FAILED else "",
+            outputs=outputs if status == OK else {},
+            unwritten={name: int(entry["unwritten"]) for name, entry in answer["outputs"].items()},
+            tensors=tensors if status == OK else {},
+            seconds=float(seconds["compile"]) + float(seconds["run"]),
+            compile_seconds=float(seconds["compile"]),
+            fell_back=bool(answer["fell_back"]),
+            refused_alone=str(answer.get("refused_alone", "")),
+            fully_accelerated=answer["fully_accelerated"],
+            adapter_line=str(answer.get("adapter_line", "")),
+            log_text=text,
+            log_path=log,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        what = f"the worker's answer cannot be used: {type(error).__name__}: {error}"
+        return JobResult(job.id, FAILED, " ".join(what.split()), log_text=text, log_path=log)
+
+
+def _load(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
+    path = folder / Path(str(entry["file"])).name  # never outside the job's own folder
+    empty = 0 in entry["shape"]  # nothing to map
+    array: np.ndarray = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+    if list(array.shape) != list(entry["shape"]) or array.dtype.name != entry["dtype"]:
+        raise ValueError(
+            f"{path.name} holds {array.dtype.name} {list(array.shape)}, announced was {entry['dtype']} {entry['shape']}"
+        )
+    return array
+
+
+def _useful_line(error: str, log: str) -> str:
+    """The part of an error that says something, as one line.
+
+    LiteRT's errors are source positions with a sentence at the end, or without one; then the log's last error has it.
+    """
+    noise = re.compile(r"^[└\s]*(RuntimeError:\s*)?(ERROR:\s*)?(\[[^\]]*:\d+\])?\s*")
+    said = [line for line in (noise.sub("", line) for line in error.splitlines()) if line]
+    if said:
+        return ": ".join(said)
+    logged = re.findall(r"^(?:ERROR: |E\d{4} \S+ +\d+ )(?:\[[^\]]*\]|[\w.]+:\d+\])?\s*(.+)$", log, re.MULTILINE)
+    return str(logged[-1]) if logged else " ".join(error.split())
+
+
+def read_text(path: Path) -> str:
+    """A log's text; empty when there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

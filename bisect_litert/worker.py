@@ -1,0 +1,405 @@
+"""Runs .tflite files on LiteRT in a process of its own, whose death, time-out and stderr are data to the parent.
+
+One file that imports the standard library, numpy and ai_edge_litert only, so that it also runs copied alone onto
+another machine:
+
+    python worker.py REQUEST RESPONSE      run one request folder
+    python worker.py --serve               run "REQUEST<TAB>RESPONSE" lines from stdin, print "done" after each
+
+A request folder holds `request.json`, {"jobs": [...]}, and the files it names (relative paths). A job has "id",
+"model", "accelerator" ("cpu", "gpu", "gpu+cpu" or "interpreter") and "inputs" ({signature input name: .npy file}), and maybe
+"fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set while the job runs)
+and "tensors" ("all" keeps every tensor an op writes; interpreter only). The response folder gets, per job, a folder
+named by its id with `started`, the outputs as .npy, `stderr.log` (what C++ printed), and last and atomically
+`response.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # The script's own folder leads sys.path. In the installed package it holds modules such as graph.py and metrics.py,
+    # which must not stand in for somebody else's modules of that name.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+
+import numpy as np
+
+EXIT_DISK_FULL = 74  # EX_IOERR; the parent takes it as "no space left", since no response could be written either
+_DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+_REFUSED = "Some ops are not accelerated"
+_SLOW_FIRST_READ = "TensorBufferWrapper error: code=3"
+_PLACEMENT_SWITCHES = "LITERT_GPU_DEBUG_"
+
+# NaN payloads no kernel writes: arithmetic gives the canonical NaN, and a copied NaN keeps its own payload.
+_FLOAT_SENTINELS = {"float16": 0x7EEF, "float32": 0x7FC0BEEF, "float64": 0x7FF8BEEFBEEFBEEF}
+_BYTE_SENTINEL = 0x5A
+
+
+class JobError(Exception):
+    """A job that cannot run as asked; the text is for the user."""
+
+
+def sentinel(dtype: np.dtype[Any], count: int) -> np.ndarray:
+    """Returns `count` elements of `dtype` as the bytes (uint8) that an output buffer is filled with before a run."""
+    pattern = _FLOAT_SENTINELS.get(dtype.name)
+    if pattern is None:
+        return np.full(count * dtype.itemsize, _BYTE_SENTINEL, np.uint8)
+    return np.full(count, pattern, f"u{dtype.itemsize}").view(np.uint8)
+
+
+def count_unwritten(raw: np.ndarray, dtype: np.dtype[Any]) -> int:
+    """Counts elements that still hold the sentinel.
+
+    Args:
+        raw: The buffer as read, uint8.
+        dtype: The tensor's. Integers and bools have no spare values, so they count only when all elements hold it.
+    """
+    count = raw.size // dtype.itemsize
+    if dtype.name in _FLOAT_SENTINELS:
+        return int(np.count_nonzero(raw.view(f"u{dtype.itemsize}") == _FLOAT_SENTINELS[dtype.name]))
+    return count if count and bool((raw == _BYTE_SENTINEL).all()) else 0
+
+
+def fit_input(name: str, array: np.ndarray, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an input in the dtype the model wants, C-contiguous.
+
+    Raises:
+        JobError: The shape differs, or the values do not survive the change of dtype.
+    """
+    if array.shape != shape:
+        raise JobError(f"input {name!r} has shape {list(array.shape)}, the model wants {list(shape)}")
+    if array.dtype != dtype:
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise JobError(f"input {name!r} is {array.dtype.name}, the model wants {dtype.name}")
+        if dtype.kind in "iu" and array.size:
+            limits = np.iinfo(dtype)
+            if array.min() < limits.min or array.max() > limits.max:
+                raise JobError(f"input {name!r} has values that {dtype.name}, which the model wants, cannot hold")
+        array = array.astype(dtype)
+    return np.require(array, requirements="C")
+
+
+def save_array(path: Path, array: np.ndarray) -> dict[str, Any]:
+    """Writes a .npy file and returns its entry for the response. (np.save loses the errno of a full disk.)"""
+    array = np.require(array, requirements="C")
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
+    return {"file": f"{path.parent.name}/{path.name}", "shape": list(array.shape), "dtype": array.dtype.name}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file so that it is there whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def captured(log: Path) -> Iterator[None]:
+    """Sends fd 1 and fd 2, where the C++ side writes, to `log` meanwhile."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, copy in zip((1, 2), saved):  # noqa: B905 (both are pairs)
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+@contextlib.contextmanager
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables meanwhile; the delegate reads them at compile time, in a running process too."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class Worker:
+    """Runs requests, keeping one LiteRT Environment for all of them (0.02 s a model instead of 0.3)."""
+
+    def __init__(self) -> None:
+        self._environment: Any = None
+        self._adapter_line = ""
+
+    def run_request(self, request: Path, response: Path) -> None:
+        """Runs the jobs of a request folder in order; a job that fails is an answer, and the next one runs."""
+        jobs = json.loads((request / "request.json").read_text(encoding="utf-8"))["jobs"]
+        for job in jobs:
+            folder = response / job["id"]
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "started", "")
+            answer = self._run_job(job, request, folder)
+            write_text(folder / "response.json", json.dumps(answer))
+
+    def _run_job(self, job: dict[str, Any], request: Path, folder: Path) -> dict[str, Any]:
+        log = folder / "stderr.log"
+        answer: dict[str, Any] = {
+            "status": "ok",
+            "error": "",
+            "outputs": {},
+            "tensors": {},
+            "seconds": {"compile": 0.0, "run": 0.0},
+            "fell_back": False,
+            "refused_alone": "",
+            "fully_accelerated": None,
+            "adapter_line": "",
+            "log": f"{folder.name}/{log.name}",
+        }
+        with captured(log), environment_variables(job.get("env") or {}):
+            try:
+                inputs = {name: np.load(request / path, allow_pickle=False) for name, path in job["inputs"].items()}
+                model = str(request / job["model"])
+                if job["accelerator"] == "interpreter":
+                    _run_interpreter(model, inputs, folder, answer, keep_all=job.get("tensors") == "all")
+                else:
+                    self._run_compiled(job, model, inputs, folder, answer)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in _DISK_FULL:
+                    raise
+                import traceback
+
+                traceback.print_exc()
+                answer["status"] = "failed"
+                answer["error"] = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+        if not self._adapter_line:
+            # Printed once per process, when the first GPU job opens the device; the later jobs' answers carry it along.
+            text = log.read_text(encoding="utf-8", errors="replace")
+            self._adapter_line = next((line for line in text.splitlines() if "Selected adapter:" in line), "")
+        answer["adapter_line"] = self._adapter_line
+        return answer
+
+    def _run_compiled(
+        self, job: dict[str, Any], path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any]
+    ) -> None:
+        start = time.perf_counter()
+        model = self._compile(job, path, answer)
+        answer["seconds"]["compile"] = time.perf_counter() - start
+        answer["fully_accelerated"] = bool(model.is_fully_accelerated())
+        start = time.perf_counter()
+        try:
+            _run_model(model, path, inputs, folder, answer)
+        except Exception as error:
+            if _SLOW_FIRST_READ not in str(error):
+                raise
+            # Before 2.3.0 the first read gives up when building the kernels takes long; by now they are built.
+            _run_model(model, path, inputs, folder, answer)
+        finally:
+            answer["seconds"]["run"] = time.perf_counter() - start
+            model.close()
+
+    def _compile(self, job: dict[str, Any], path: str, answer: dict[str, Any]) -> Any:
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.environment import Environment
+        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+        from ai_edge_litert.options import GpuOptions, Options
+
+        if self._environment is None:
+            # This only loads the GPU library; the first compile for the GPU opens the device, so CPU jobs share it.
+            self._environment = Environment.create()
+
+        def compiled(accelerators: Any) -> Any:
+            gpu = GpuOptions(enforce_f32=bool(job.get("fp32"))) if accelerators & HardwareAccelerator.GPU else None
+            options = Options(hardware_accelerators=accelerators, gpu_options=gpu)
+            return CompiledModel.from_file(path, environment=self._environment, options=options)
+
+        accelerator = job["accelerator"]
+        both = HardwareAccelerator.GPU | HardwareAccelerator.CPU
+        if accelerator == "cpu":
+            return compiled(HardwareAccelerator.CPU)
+        if accelerator == "gpu+cpu":
+            return compiled(both)
+        if accelerator != "gpu":
+            raise JobError(f"unknown accelerator {accelerator!r}")
+        if any(name.startswith(_PLACEMENT_SWITCHES) for name in job.get("env") or {}):
+            return compiled(both)  # these switches keep ops off the GPU on purpose, so GPU alone can only be refused
+        try:
+            return compiled(HardwareAccelerator.GPU)
+        except Exception as error:
+            if _REFUSED not in str(error) or not job.get("fallback", True):
+                raise
+            answer["refused_alone"] = str(error)
+        model = compiled(both)
+        answer["fell_back"] = True
+        return model
+
+
+def _run_model(model: Any, path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any]) -> None:
+    """Fills the outputs with the sentinel, runs the first signature, and saves its outputs into `folder`."""
+    key, signature = next(iter(model.get_signature_list().items()))
+    wanted = model.get_input_tensor_details(key)
+    given = model.get_output_tensor_details(key)
+    listed = list(signature["outputs"])
+    buffers_in = {name: model.create_input_buffer_by_name(key, name) for name in wanted}
+    for name, detail in wanted.items():
+        dtype = _dtype(name, detail)
+        array = fit_input(name, _input(inputs, name, wanted), dtype, tuple(detail["shape"]))
+        # As bytes: LiteRT's Python layer refuses int64, int16 and float64, and older ones bool.
+        buffers_in[name].write(array.reshape(-1).view(np.uint8))
+
+    distinct = len(set(listed)) == len(listed)
+    if distinct:
+        names, details = listed, [given[name] for name in listed]
+        buffers_out = [model.create_output_buffer_by_name(key, name) for name in listed]
+    else:
+        # One tensor in two outputs: LiteRT calls both by one name, so only their position tells them apart.
+        names, details = _names_of_repeated_outputs(path, listed, given), [given[name] for name in listed]
+        buffers_out = model.create_output_buffers(0)
+    for name, detail, buffer in zip(names, details, buffers_out):  # noqa: B905 (3.10)
+        dtype = _dtype(name, detail)
+        buffer.write(sentinel(dtype, _count(detail)))
+    if distinct:
+        model.run_by_name(key, buffers_in, dict(zip(names, buffers_out)))  # noqa: B905
+    else:
+        model.run_by_index(0, [buffers_in[name] for name in signature["inputs"]], buffers_out)
+
+    for index, (name, detail, buffer) in enumerate(zip(names, details, buffers_out)):  # noqa: B905
+        dtype = _dtype(name, detail)
+        raw = np.asarray(buffer.read(_count(detail) * dtype.itemsize, np.uint8))
+        unwritten = count_unwritten(raw, dtype)
+        # A bool holds 0 or 1; the sentinel's bytes would be neither.
+        array = raw != 0 if dtype.kind == "b" else raw.view(dtype)
+        entry = save_array(folder / f"out_{index:03d}.npy", array.reshape(tuple(detail["shape"])))
+        answer["outputs"][name] = {**entry, "unwritten": unwritten}
+
+
+def _names_of_repeated_outputs(path: str, listed: list[str], given: Mapping[str, Any]) -> list[str]:
+    """The signature's own names for outputs that LiteRT's list merges, which only the interpreter still tells."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    runner = Interpreter(model_path=path).get_signature_runner()
+    free: dict[int, list[str]] = {}
+    for name, detail in runner.get_output_details().items():
+        free.setdefault(int(detail["index"]), []).append(name)
+    return [free[int(given[name]["index"])].pop(0) for name in listed]
+
+
+def _run_interpreter(
+    path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any], *, keep_all: bool
+) -> None:
+    """Runs the plain CPU kernels, one op at a time, and keeps what every op wrote when asked."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    start = time.perf_counter()
+    interpreter = Interpreter(
+        model_path=path,
+        experimental_preserve_all_tensors=True,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+    interpreter.allocate_tensors()
+    answer["seconds"]["compile"] = time.perf_counter() - start
+    start = time.perf_counter()
+    wanted, given = _interpreter_details(interpreter)
+    for name, detail in wanted.items():
+        array = fit_input(name, _input(inputs, name, wanted), np.dtype(detail["dtype"]), tuple(detail["shape"]))
+        interpreter.set_tensor(detail["index"], array)
+    interpreter.invoke()
+    for index, (name, detail) in enumerate(given.items()):
+        entry = save_array(folder / f"out_{index:03d}.npy", np.asarray(interpreter.get_tensor(detail["index"])))
+        answer["outputs"][name] = {**entry, "unwritten": 0}
+    if keep_all:
+        written = {int(index) for op in interpreter._get_ops_details() for index in op["outputs"]}
+        written |= {int(detail["index"]) for detail in wanted.values()}
+        for index in sorted(written - {-1}):
+            try:
+                array = np.asarray(interpreter.get_tensor(index))
+            except ValueError:
+                continue  # resources and variants have no value to read
+            answer["tensors"][str(index)] = save_array(folder / f"t{index:05d}.npy", array)
+    answer["seconds"]["run"] = time.perf_counter() - start
+
+
+def _interpreter_details(interpreter: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and outputs by signature name, or by tensor name when there is no signature.
+
+    In a function of its own because the interpreter refuses to run while a signature runner refers to it.
+    """
+    signatures = interpreter.get_signature_list()
+    if signatures:
+        runner = interpreter.get_signature_runner(next(iter(signatures)))
+        return runner.get_input_details(), runner.get_output_details()
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    return {detail["name"]: detail for detail in inputs}, {detail["name"]: detail for detail in outputs}
+
+
+def _input(inputs: Mapping[str, np.ndarray], name: str, wanted: Mapping[str, Any]) -> np.ndarray:
+    if name not in inputs:
+        raise JobError(f"input {name!r} is missing; the model wants {', '.join(wanted)}")
+    return inputs[name]
+
+
+def _dtype(name: str, detail: Mapping[str, Any]) -> np.dtype[Any]:
+    try:
+        return np.dtype(str(detail["dtype"]))
+    except TypeError:
+        raise JobError(f"tensor {name!r} is {detail['dtype']}, which numpy has no type for") from None
+
+
+def _count(detail: Mapping[str, Any]) -> int:
+    return int(np.prod(detail["shape"], dtype=np.int64))
+
+
+def _give_runtime_folder() -> None:
+    """Mesa complains without XDG_RUNTIME_DIR. MESA_SHADER_CACHE_DIR stays as it is: that cache saves minutes."""
+    if "XDG_RUNTIME_DIR" not in os.environ:
+        import atexit
+        import shutil
+        import tempfile
+
+        os.environ["XDG_RUNTIME_DIR"] = folder = tempfile.mkdtemp(prefix="bisect-litert-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one request, or serves requests from stdin. Returns the exit code."""
+    if arguments != ["--serve"] and len(arguments) != 2:
+        print("usage: worker.py REQUEST RESPONSE | worker.py --serve", file=sys.stderr)
+        return 2
+    _give_runtime_folder()
+    worker = Worker()
+    try:
+        if arguments != ["--serve"]:
+            worker.run_request(Path(arguments[0]), Path(arguments[1]))
+            return 0
+        import ai_edge_litert.compiled_model  # noqa: F401 (paid now, while the parent is still converting)
+
+        # Answers go to the real stdout; anything else that prints there goes to stderr.
+        with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+            os.dup2(2, 1)
+            for line in sys.stdin:
+                request, response = line.rstrip("\n").split("\t")
+                worker.run_request(Path(request), Path(response))
+                print("done", file=answers, flush=True)
+    except OSError as error:
+        if error.errno in _DISK_FULL:
+            return EXIT_DISK_FULL
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""One worker process, as its parent holds it: start, send, wait, end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bisect_litert.errors import RunnerError
+
+_EXIT_SECONDS = 5.0
+
+
+class WorkerProcess:
+    """A worker process in a session of its own, so that all it starts can be killed with it."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.log = log
+        try:
+            with log.open("wb") as stderr:
+                self.process = subprocess.Popen(
+                    [*command, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                    env=dict(environment), start_new_session=True, bufsize=0,
+                )  # fmt: skip
+        except OSError as error:
+            raise RunnerError(f"The worker process cannot be started: {error}.",
+                              hint="Check the Python installation and the space on the disk.") from None  # fmt: skip
+
+    def send(self, request: Path, response: Path) -> bool:
+        """Hands over a request; False when the process is gone."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{request}\t{response}\n".encode())
+        except OSError:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> str:
+        """Waits until the child says something or ends, at most `seconds`; returns "done", "ended" or ""."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        if not ready:
+            return "" if self.process.poll() is None else "ended"
+        text = os.read(self.process.stdout.fileno(), 65536)
+        if not text:  # end of file: it is ending, or has closed its stdout and can never say "done"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_EXIT_SECONDS)
+            return "ended"
+        return "done" if b"done" in text else ""
+
+    def kill(self) -> None:
+        """Ends the whole process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self._forget()
+
+    def close(self) -> None:
+        """Lets the process end by itself, which also lets the driver finish writing its shader cache."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_EXIT_SECONDS)
+        self.kill()
+
+    def _forget(self) -> None:
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def exit_detail(code: int | None) -> str:
+    """Says in a few words how a process ended, from its `returncode`."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = str(-code)
+    # Nobody but the system's memory guard sends a worker this one.
+    return f"signal {name}" + (" (the system may have run out of memory)" if name == "SIGKILL" else "")
