@@ -58,14 +58,15 @@ class Runnable(Protocol):
 def select(module: torch.nn.Module, patterns: Sequence[str] = ()) -> tuple[Block, ...]:
     """Returns the blocks that any of the patterns matches, in module order.
 
-    A module under two paths is listed once, under the first. Containers without a forward (ModuleList) are never called and
-    so are no blocks.
+    A module under two paths is listed once, under the first. Containers without a forward (ModuleList) are never called
+    and so are no blocks.
 
     Args:
         module: The model.
-        patterns: Globs over module paths: `*` and `?` stay within one level, `**` crosses levels, `[ab]` and `{a,b}` work.
-            Without any: the repeated children (of ModuleList, ModuleDict, Sequential; the outermost such level of each branch)
-            and, beside them, the children that contain no such container; the model itself when it has no children.
+        patterns: Globs over module paths: `*` and `?` stay within one level, `**` crosses levels, `[ab]` and `{a,b}`
+            work. Without any: the repeated children (of ModuleList, ModuleDict, Sequential; the outermost such level of
+            each branch) and, beside them, the children that contain no such container; the model itself when it has no
+            children.
 
     Raises:
         BlockSelectionError: A pattern that matches no block.
@@ -140,9 +141,9 @@ def _paths(module: torch.nn.Module) -> dict[int, list[str]]:
 def _default(module: torch.nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yields the default blocks: a cut through the module tree that leaves no part of it out.
 
-    Module lists are opened; so is any module that has a repeated container somewhere below it, and then its other children
-    are blocks as well, because what lies beside the repeated part (embeddings, pooler) would else be blamed on its
-    neighbours.
+    Module lists are opened; so is any module that has a repeated container somewhere below it, and then its other
+    children are blocks as well, because what lies beside the repeated part (embeddings, pooler) would else be blamed on
+    its neighbours.
     """
     if id(module) in seen:
         return

@@ -1,4 +1,4 @@
-"""One eager PyTorch call that leaves no trace: copies of the module and its inputs, a seed, and the user's own traceback.
+"""One eager PyTorch call that leaves no trace: copies of the module and its inputs, a seed, the user's own traceback.
 
 Neutral ground: the model file, the block list and the torch reference all run the user's code through here.
 """
@@ -95,8 +95,8 @@ def quiet_stdout() -> Iterator[None]:
 def call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int = 0) -> Any:
     """Runs one forward on cloned inputs, without gradients, after seeding torch; the caller's random state is kept.
 
-    The fused attention fast path is off: it skips the submodules' own calls (no hook fires), comes and goes with hooks, and
-    is not what is exported.
+    The fused attention fast path is off: it skips the submodules' own calls (no hook fires), comes and goes with hooks,
+    and is not what is exported.
     """
     import torch
 
@@ -112,7 +112,7 @@ def call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Returns a contiguous copy; dtypes numpy does not know (bfloat16, float8) become float32, quantised ones real values."""
+    """Returns a contiguous copy; dtypes numpy does not know (bfloat16, float8) and quantised ones become float32."""
     import torch
 
     tensor = tensor.detach()

@@ -26,8 +26,8 @@ def override(
         module: The model, for its forward's parameter names.
         args: Positional inputs so far.
         kwargs: Keyword inputs so far.
-        path: An .npz whose arrays are named after forward's parameters or by position ("0", "arr_0"), or an .npy for the first
-            input. Inputs it does not name stay.
+        path: An .npz whose arrays are named after forward's parameters or by position ("0", "arr_0"), or an .npy for
+            the first input. Inputs it does not name stay.
 
     Returns:
         args, kwargs, and notes on dtypes that were changed.

@@ -2,10 +2,11 @@
 
 The spec is `model.py`, `model.py:name` or `package.module:name`. Looked up are
 
-- the model: `model` or `get_model`, or with `:name` that name: a module, a class or function that returns one, or a function
-  that returns (module, inputs);
-- the inputs: what that function returned; else with `:name` `name_inputs` or `get_name_inputs`; else `inputs` or `get_inputs`;
-  each a tensor, a tuple of positional arguments, a dict of keyword arguments, or a function that returns one.
+- the model: `model` or `get_model`, or with `:name` that name: a module, a class or function that returns one, or a
+  function that returns (module, inputs);
+- the inputs: what that function returned; else with `:name` `name_inputs` or `get_name_inputs`; else `inputs` or
+  `get_inputs`; each a tensor, a tuple of positional arguments, a dict of keyword arguments, or a function that
+  returns one.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _import(source: str, seed: int) -> tuple[ModuleType, str]:
     if not _module_exists(source):
         raise ModelFileError(
             f"There is no file and no Python module {source}.",
-            hint="Give model.py, model.py:name or package.module:name; modules are looked up here and in what is installed.",
+            hint="Give model.py, model.py:name or package.module:name (looked up here and in what is installed).",
         )
     return _guarded(lambda: importlib.import_module(source), f"{source} failed on import", seed), source
 
@@ -118,7 +119,8 @@ def _import_file(path: Path) -> ModuleType:
         sys.modules.pop(dotted, None)
     importlib.invalidate_caches()
     spec = importlib.util.spec_from_file_location(dotted, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    assert spec is not None, "a .py file always has a spec"
+    assert spec.loader is not None, "and that a loader"
     if len(parents) > 1:
         importlib.import_module(dotted.rpartition(".")[0])
     module = importlib.util.module_from_spec(spec)

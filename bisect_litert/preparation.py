@@ -36,8 +36,8 @@ def prepare(module: Any, inputs: Any, seed: int = 0, *, label: str = "", notes: 
 
     Args:
         module: The model.
-        inputs: A tensor, a tuple or list of positional arguments, or a mapping of keyword arguments. Numpy arrays become
-            tensors.
+        inputs: A tensor, a tuple or list of positional arguments, or a mapping of keyword arguments. Numpy arrays
+            become tensors.
         seed: Kept for callers that build inputs; nothing here is random.
         label: How reports call the model; its class name if empty.
         notes: Notes to keep in front of those made here.
@@ -162,7 +162,8 @@ def check_weights(module: torch.nn.Module) -> None:
     """Checks parameters and buffers.
 
     Raises:
-        UnfitReferenceError: A dtype or device the reference cannot use, no values yet, or NaN among them. -inf is fine (masks).
+        UnfitReferenceError: A dtype or device the reference cannot use, no values yet, or NaN among them; -inf is fine
+            (masks).
     """
     import torch
 

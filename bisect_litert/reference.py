@@ -1,8 +1,8 @@
 """The truth: eager PyTorch with a tap on every block, and teacher forcing.
 
-Teacher forcing is one more forward in which every tapped tensor is replaced, once it is recorded, by the value some other run
-had there. What is recorded at the next tap is then what torch computes from that run's own tensors, so the difference to that
-run's value there is that block's own contribution.
+Teacher forcing is one more forward in which every tapped tensor is replaced, once it is recorded, by the value some
+other run had there. What is recorded at the next tap is then what torch computes from that run's own tensors, so the
+difference to that run's value there is that block's own contribution.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 REPEAT_LIMIT = 1e-5
-"""Largest difference between two eager runs, relative to the tensor's peak, that passes as another summation order (fp32
-has 6e-8 per operation); random numbers and state give differences of order one."""
+"""Largest difference between two eager runs, relative to the tensor's peak, that passes as another summation order
+(fp32 has 6e-8 per operation); random numbers and state give differences of order one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Forward:
     outputs: dict[str, np.ndarray]
     """The model's own outputs by structure label; "output" for a plain tensor."""
     unforced: tuple[str, ...] = ()
-    """Values given that found no place: the call did not happen this time, or its tensor had another number of elements."""
+    """Values given that found no place: the call did not happen, or its tensor had another number of elements."""
     problem: str = ""
-    """Set when a forced forward failed on the values it was given; the taps before that are there, the outputs are not."""
+    """Set when a forced forward failed on the values it was given; the taps before that are there, no outputs."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class TorchReference:
         """Returns a forward with each tapped tensor replaced, after it is recorded.
 
         Args:
-            values: New values by `TapPoint.key`, converted to the tapped tensor's shape and dtype; taps without one keep
-                torch's. NaN and infinities are passed on as they are.
+            values: New values by `TapPoint.key`, converted to the tapped tensor's shape and dtype; taps without one
+                keep torch's. NaN and infinities are passed on as they are.
         """
         return self._forced(self._single(), values)
 
@@ -137,7 +137,7 @@ class TorchReference:
             return None
 
     def force64(self, values: Mapping[str, np.ndarray]) -> Forward | None:
-        """Returns the float64 forward with taps replaced as by `force`, or None where the model cannot run in float64."""
+        """Returns the float64 forward with taps replaced as by `force`; None where the model cannot run in float64."""
         model = self._in_double()
         if model is None:
             return None
@@ -232,8 +232,8 @@ class TorchReference:
 def tapped_module(reference: TorchReference, keys: Sequence[str]) -> torch.nn.Module:
     """Returns a copy of the model that returns (its own output, tuple of the tapped tensors in the order of `keys`).
 
-    It is the model's own class under the same name with the same forward parameters and module paths, so that names in a
-    converted graph stay as they are; it works under torch.export and litert_torch.convert.
+    It is the model's own class under the same name with the same forward parameters and module paths, so that names in
+    a converted graph stay as they are; it works under torch.export and litert_torch.convert.
 
     Args:
         reference: Knows the model and its taps.
@@ -263,18 +263,19 @@ def _named_outputs(output: Any) -> dict[str, np.ndarray]:
 
 
 def _tensor_like(value: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a fresh tensor (later in-place operations must not reach the caller's array)."""
+    """Returns a fresh tensor: later in-place operations must not reach the caller's array, and the strides stay, because
+    another memory layout can mean another summation order."""
     import torch
 
     array = np.array(value, order="C", copy=True)
-    return torch.from_numpy(array).reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
+    return torch.empty_like(tensor).copy_(torch.from_numpy(array).reshape(tensor.shape))
 
 
 def _difference(first: Forward, second: Forward) -> str:
     """Returns where two forwards differ first, as the end of a sentence, or ""."""
     if [point.key for point in first.points] != [point.key for point in second.points]:
         return "other blocks are called"
-    named = [(f"the output of {key}", array, second.taps[key]) for key, array in first.taps.items()]
+    named = [(f"the output of {key}", array, second.taps.get(key)) for key, array in first.taps.items()]
     named += [(f"the model's {key}", array, second.outputs.get(key)) for key, array in first.outputs.items()]
     for name, one, other in named:
         if other is None or one.shape != other.shape:

@@ -1,7 +1,7 @@
 """The tensors inside a block's nested return value: list them under stable labels, put others in their place.
 
-The order is the one `torch.export` flattens values in (torch.utils._pytree: dicts by insertion, dataclasses by field), because
-the converted graph's outputs come in that order.
+The order is the one `torch.export` flattens values in (torch.utils._pytree: dicts by insertion, dataclasses by field),
+because the converted graph's outputs come in that order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def leaves(value: Any) -> list[tuple[str, torch.Tensor]]:
     """Returns every tensor inside `value` with its label, in pytree order.
 
     Args:
-        value: A tensor, or tuples, namedtuples, lists, dicts, dataclasses, Hugging Face outputs and registered pytree nodes
-            around tensors. Anything else in there (None, numbers, unregistered cache objects) is ignored.
+        value: A tensor, or tuples, namedtuples, lists, dicts, dataclasses, Hugging Face outputs and registered pytree
+            nodes around tensors. Anything else in there (None, numbers, unregistered cache objects) is ignored.
 
     Returns:
         Pairs of label and tensor. Labels read as Python would: "" for a plain tensor, "[1]", ".hidden", "['key'][0]".
@@ -65,7 +65,7 @@ def _rebuild(value: Any, label: str, tensors: Mapping[str, torch.Tensor]) -> Any
         return tensors.get(label, value)
     changed: dict[str, Any] = {}
     for key, child in _children(value):
-        # A label's prefix may belong to a sibling (".a" and ".ab"), so rebuild only what really holds a replaced tensor.
+        # A label's prefix may belong to a sibling (".a" and ".ab"): rebuild only what really holds a replaced tensor.
         below = label + key
         if any(path in tensors for path, _ in _walk(child, below, ())):
             changed[key] = _rebuild(child, below, tensors)
@@ -91,14 +91,13 @@ def _children(value: Any) -> list[tuple[str, Any]]:
 def _with_children(value: Any, changed: Mapping[str, Any]) -> Any:
     """Returns a copy of the container `value` with some of its parts changed."""
     parts = [(key, changed.get(key, child)) for key, child in _children(value)]
+    duplicate: Any = copy.copy(value)
     if isinstance(value, dict):
         names = dict(zip(value, (child for _, child in parts), strict=True))
-        duplicate = copy.copy(value)
         for key, child in names.items():
             duplicate[key] = child
         return duplicate
     if dataclasses.is_dataclass(value):
-        duplicate = copy.copy(value)
         for key, child in changed.items():
             object.__setattr__(duplicate, key[1:], child)  # works on frozen dataclasses too
         return duplicate
@@ -108,7 +107,6 @@ def _with_children(value: Any, changed: Mapping[str, Any]) -> Any:
     if isinstance(value, tuple):
         return type(value)(children)
     if isinstance(value, list):
-        duplicate = copy.copy(value)
         duplicate[:] = children
         return duplicate
     node = _registered(value)

@@ -20,8 +20,8 @@ def watch(module: torch.nn.Module, block: Block, record: Recorder) -> Callable[[
     """Has `record` see, and if it wants replace, what every call of a module returns.
 
     A block that changes its input in place and returns it hands its result on twice: as the return value and through
-    everyone else who holds that tensor. A replacement is then written into the tensor, so that both see it; everywhere else
-    the original is left alone and a new tensor is returned.
+    everyone else who holds that tensor. A replacement is then written into the tensor, so that both see it; everywhere
+    else the original is left alone and a new tensor is returned.
 
     Returns:
         A function that starts counting the calls from 1 again.
@@ -60,8 +60,8 @@ def tapped_copy(
 ) -> torch.nn.Module:
     """Returns a copy whose forward returns (original output, tuple of tapped tensors).
 
-    The copy gets a subclass of its own class, of the same name, instead of a wrapper around it: a wrapper would put one more
-    level in front of every module path, and so into every tensor name of the converted graph.
+    The copy gets a subclass of its own class, of the same name, instead of a wrapper around it: a wrapper would put one
+    more level in front of every module path, and so into every tensor name of the converted graph.
 
     Args:
         module: The model.
