@@ -82,7 +82,7 @@ class BlockLine:
     """Whether a run without --blocks would take it."""
 
 
-class Interrupted(KeyboardInterrupt):  # noqa: N818 (a KeyboardInterrupt is no error)
+class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a run that had already computed something.
 
     Args:

@@ -35,7 +35,7 @@ def label_of(model: str) -> str:
     file, colon, attribute = model.rpartition(":")
     # A Windows drive ("C:\\m.py") has a colon too; only what follows like a name is an attribute.
     stem = Path(file if colon and re.fullmatch(r"\w+", attribute) else model).name
-    stem = stem[:-3] if stem.endswith(".py") else stem.rpartition(".")[2] or stem
+    stem = Path(stem).stem if stem.endswith((".py", ".tflite")) else stem.rpartition(".")[2] or stem
     return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "model"
 
 
@@ -92,7 +92,9 @@ def create(out: Path | None, model_label: str, force: bool) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for path in known_files(folder):
             path.unlink()
-        (folder / MARKER).write_text("Made by bisect-litert; --force replaces the files of the run.\n", encoding="utf-8")
+        (folder / MARKER).write_text(
+            "Made by bisect-litert; --force replaces the files of the run.\n", encoding="utf-8"
+        )
     except OSError as error:
         raise _unusable(folder, error) from None
     return folder
