@@ -40,7 +40,9 @@ class Reading:
     accumulated: float = 0.0
     """Largest sum of magnitudes inside an accumulating op of the block, 0 when not looked at."""
     output: bool = False
-    """Whether this is a model output rather than a block."""
+    """Whether this is a model output rather than a tap inside."""
+    healed: bool = False
+    """Whether what reads this tap was given torch's value instead."""
 
     @property
     def cost(self) -> float:
@@ -132,6 +134,21 @@ def _level(comparison: Comparison | None) -> float:
     return max(comparison.relative_l2, FP16_UNIT)
 
 
+def upstream(readings: Sequence[Reading]) -> dict[str, frozenset[str]]:
+    """Returns, for each block, the blocks its outputs follow from, directly or not."""
+    by_tap = {r.tap: r for r in readings}
+    taps: dict[str, set[str]] = {}
+    for r in readings:
+        before: set[str] = set()
+        for parent in r.parents:
+            before |= {parent} | taps.get(parent, set())
+        taps[r.tap] = before
+    blocks: dict[str, set[str]] = {}
+    for r in readings:
+        blocks.setdefault(r.block, set()).update(by_tap[t].block for t in taps[r.tap] if t in by_tap)
+    return {block: frozenset(before - {block}) for block, before in blocks.items()}
+
+
 def find_loss(readings: Sequence[Reading], settings: Settings) -> tuple[list[str], bool]:
     """Explains model outputs that are out of line though no block is faulty.
 
@@ -145,7 +162,9 @@ def find_loss(readings: Sequence[Reading], settings: Settings) -> tuple[list[str
     jumps: list[str] = []
     for r in readings:
         level = _level(r.cumulative)
-        if isnan(level):
+        if r.healed:
+            level = FP16_UNIT
+        elif isnan(level):
             # Untapped: what it hands on is what it was given.
             level = max([FP16_UNIT, *(levels.get(p, 0.0) for p in r.parents)])
         elif amplification(r, levels) >= settings.jump_limit and level > settings.output_limit:

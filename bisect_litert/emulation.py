@@ -12,7 +12,7 @@ Neither rounds what is accumulated inside an op; `allowance` says how much that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from enum import Enum
 from math import sqrt
 
@@ -46,16 +46,15 @@ def round_array(values: np.ndarray, rounding: Rounding) -> np.ndarray:
     return np.where(np.isfinite(values), rounded, values)
 
 
-def emulate(graph: Graph, rounding: Rounding, wild: Iterable[int] | None = None) -> Graph:
+def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = ()) -> Graph:
     """Returns the graph with every float tensor rounded as it is written, constants and graph inputs included.
 
     Args:
         graph: The graph, taps and all.
         rounding: What to emulate.
-        wild: Tensors known to hold infinities, NaN, or values above `SPLIT_LIMIT`; None means any may.
+        tame: Tensors known to hold nothing infinite, NaN, or above `SPLIT_LIMIT`; they are rounded with fewer ops.
     """
     editor = graph.edit()
-    wild_tensors = None if wild is None else set(wild)
     for tensor in graph.tensors:
         if tensor.constant and tensor.is_float and tensor.index in graph.consumers:
             value = graph.constant(tensor.index)
@@ -65,12 +64,9 @@ def emulate(graph: Graph, rounding: Rounding, wild: Iterable[int] | None = None)
             new = editor.add_tensor(f"{tensor.name}/rounded", tensor.shape, _float32(), rounded)
             editor.rewire(tensor.index, new)
     outputs: dict[int, int] = {}
-    queue = [(port.tensor, -1) for port in graph.inputs]
-    queue += [(t, op.index) for op in graph.ops for t in op.outputs]
-    plans: dict[int, list[int]] = {}
-    for t, after in queue:
-        if graph.tensors[t].is_float and (t in graph.consumers or t in {p.tensor for p in graph.outputs}):
-            plans.setdefault(after, []).append(t)
+    used = set(graph.consumers) | {port.tensor for port in graph.outputs}
+    plans: dict[int, list[int]] = {-1: [port.tensor for port in graph.inputs]}
+    plans.update({op.index: list(op.outputs) for op in graph.ops})
     original = list(editor.subgraph.operators)
     editor.subgraph.operators = []
     current: dict[int, int] = {}
@@ -79,9 +75,10 @@ def emulate(graph: Graph, rounding: Rounding, wild: Iterable[int] | None = None)
             op = original[position]
             op.inputs = [current.get(i, i) for i in op.inputs]
             editor.subgraph.operators.append(op)
-        for t in plans.get(position, ()):
-            clip = wild_tensors is None or t in wild_tensors
-            current[t] = _half(editor, t) if rounding is Rounding.HALF else _significand(editor, t, clip)
+        for t in plans[position]:
+            if not graph.tensors[t].is_float or t not in used:
+                continue
+            current[t] = _half(editor, t) if rounding is Rounding.HALF else _significand(editor, t, t not in tame)
             outputs[t] = current[t]
     editor.rewire_outputs(outputs)
     return editor.graph()
@@ -132,14 +129,14 @@ def _shape(editor: Editor, t: int) -> list[int]:
     return [int(n) for n in shape] if shape is not None else []
 
 
-def allowance(graph: Graph, ops: Iterable[Op], lengths: Mapping[int, int] | None = None) -> float:
+def allowance(graph: Graph, ops: Iterable[Op]) -> float:
     """Factor on the storage-rounding error that fp16 accumulation over the block's longest sum may add, at least 1.
 
     Adding K terms of random sign one after the other, each partial sum s_k ~ sqrt(k) is rounded with a relative error of
     standard deviation u/sqrt(3): the variance of the result is u^2/3 * sum(k) = u^2 K^2/6 against a value of variance K, so
     u * sqrt(K/6), where rounding the stored result alone costs u/sqrt(3). Together: sqrt(1 + K/2) times the storage error
     (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019). Terms of
-    one sign give sqrt(1 + K^2/3 / K) of the same order. Batched matmul and MEAN accumulate in fp32 where it was measured, but
+    one sign give a factor of the same order, sqrt(1 + K/3). Batched matmul and MEAN accumulate in fp32 where it was measured, but
     nothing promises that elsewhere.
     """
     longest = max((accumulation_length(graph, op) for op in ops), default=1)

@@ -18,6 +18,8 @@ import numpy as np
 
 TAP_PREFIX = "bisect_tap_"
 FEED_PREFIX = "bisect_feed_"
+COPY_SUFFIX = "/tap"
+"""Ends the name of a tensor that exists only to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,19 +228,6 @@ class Graph:
             editor.add_output(names[t], editor.copy_of(t) if copies and consumed else t)
         return editor.graph(), names
 
-    def fed(self, tensors: Sequence[int]) -> tuple[Graph, dict[int, str]]:
-        """Lets everything that reads `tensors` read new graph inputs instead, and drops what nothing needs any more.
-
-        Returns:
-            The new graph, and the input name of each tensor.
-        """
-        editor = self.edit()
-        names = {t: f"{FEED_PREFIX}{t:05d}" for t in dict.fromkeys(tensors)}
-        for t, name in names.items():
-            editor.rewire(t, editor.add_input(name, t))
-        editor.prune()
-        return editor.graph(), names
-
 
 class Editor:
     """Builds a changed copy of a graph; weights are shared with the original."""
@@ -315,8 +304,8 @@ class Editor:
         # A scalar cannot be written as a RESHAPE target that the delegate takes; one element of rank 1 can.
         shape = [int(n) for n in tensor.shape] if tensor.shape is not None and len(tensor.shape) else [1]
         name = _text(tensor.name)
-        target = self.add_tensor(f"{name}/tap_shape", [len(shape)], schema.TensorType.INT32, np.array(shape, np.int32))
-        out = self.add_tensor(f"{name}/tap", shape, tensor.type)
+        target = self.add_tensor(f"{name}{COPY_SUFFIX}_shape", [len(shape)], schema.TensorType.INT32, np.array(shape, np.int32))
+        out = self.add_tensor(f"{name}{COPY_SUFFIX}", shape, tensor.type)
         self.add_op("RESHAPE", [t, target], [out], newShape=shape)
         return out
 

@@ -132,13 +132,22 @@ class Runs:
 
 def build(
     taps: Sequence[Tap],
-    outputs: Sequence[str],
+    outputs: Mapping[str, str],
     runs: Runs,
     links: Mapping[str, tuple[tuple[str, ...], float, int]],
     fp32_cost: Mapping[str, float],
     healed: frozenset[str] = frozenset(),
 ) -> list[Reading]:
-    """Puts what every run says of each tap side by side, in data flow order, the model's outputs last."""
+    """Puts what every run says of each tap side by side, in data flow order, the model's outputs last.
+
+    Args:
+        taps: In execution order.
+        outputs: The block each model output belongs to, by label.
+        runs: What was measured.
+        links: What `flow` read off the graph.
+        fp32_cost: Local relative L2 error of torch in fp32, by tap key or output label.
+        healed: Taps whose consumers were given torch's own value.
+    """
     readings = []
     for tap in taps:
         parents, factor, _ = links.get(tap.key, ((), 1.0, 0))
@@ -157,15 +166,13 @@ def build(
             fp32=_known(runs.fp32 and runs.fp32.local, tap.key),
             fp32_ran=runs.fp32 is not None,
         )
-        if tap.key in healed:
-            reading = replace(reading, local=None, half=None, cpu=None, fp32=None, cumulative=None)
-        readings.append(reading)
-    for label in outputs:
+        readings.append(replace(reading, healed=True) if tap.key in healed else reading)
+    for label, owner in outputs.items():
         parents, factor, _ = links.get(label, ((), 1.0, 0))
         readings.append(
             Reading(
                 tap=label,
-                block=OUTPUT,
+                block=owner,
                 parents=parents,
                 cumulative=runs.target.output_cumulative.get(label),
                 local=_known(runs.target.output_local, label),

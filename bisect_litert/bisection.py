@@ -1,0 +1,320 @@
+"""The order of things: load, convert once, tap, run, measure, search, heal, judge, write.
+
+Stages know nothing of each other; this is the one place where they meet. `run_bisection` is what the command line calls,
+`bisect` what Python code calls; both end in `_Bisection`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bisect_litert import blocks as block_stage
+from bisect_litert import model_file, run_folder, tapping
+from bisect_litert.conversion import convert, input_names
+from bisect_litert.errors import BisectError, ConversionError, RunnerError, UnfitReferenceError
+from bisect_litert.evaluation import CPU, GPU, HALF, ROUNDING, Evaluator, TappedGraph, tap_graph
+from bisect_litert.gate import choose_taps
+from bisect_litert.graph import Graph
+from bisect_litert.healing import Investigation, investigate
+from bisect_litert.jobs import Job
+from bisect_litert.metrics import compare
+from bisect_litert.readings import OUTPUT, flow
+from bisect_litert.record import Cause, RunRecord, TapOrigin, Verdict
+from bisect_litert.recording import Findings, judge, write_record
+from bisect_litert.reference import Forward, TorchReference, tapped_module
+from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
+from bisect_litert.runners import Runner
+
+
+def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
+    """Does the main job.
+
+    Args:
+        request: What to do.
+        on_progress: Told of every stage.
+
+    Returns:
+        The record, already written to the run folder together with its reports.
+
+    Raises:
+        BisectError: The model cannot be tested; exit code 2 or 125.
+        Interrupted: Ctrl-C; carries what was found so far, already written.
+    """
+    run_folder.check(run_folder.plan(request.out, run_folder.label_of(request.model)), request.force)
+    with _stage(on_progress, "load model"):
+        loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
+    return _Bisection(loaded, request, on_progress).run()
+
+
+def bisect(
+    model: Any,
+    inputs: Any,
+    *,
+    blocks: str | Sequence[str] = (),
+    out: Path | str | None = None,
+    name: str = "",
+    on_progress: OnProgress = lambda _: None,
+    **options: Any,
+) -> RunRecord:
+    """Bisects a PyTorch model from Python; the same job as the command line.
+
+    Args:
+        model: A torch.nn.Module.
+        inputs: A tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        blocks: A glob over module paths, or several.
+        out: The run folder; none means that only the record is kept.
+        name: How reports call the model; its class name if empty.
+        on_progress: Told of every stage.
+        **options: Fields of `BisectRequest`, such as seed, tap, time_limit, no_gpu, strict.
+
+    Returns:
+        The run record.
+
+    Raises:
+        BisectError: The model cannot be tested.
+    """
+    patterns = (blocks,) if isinstance(blocks, str) else tuple(blocks)
+    label = name or type(model).__name__
+    with ExitStack() as stack:
+        if out is None:
+            out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bisect-litert-"))) / "run"
+        request = BisectRequest(model=label, blocks=patterns, out=Path(out), **options)
+        run_folder.check(request.out or Path(), request.force)
+        loaded = model_file.prepare(model, inputs, request.seed, label=label)
+        return _Bisection(loaded, request, on_progress).run()
+
+
+def list_blocks(model: str, patterns: Sequence[str], inputs: Path | None, seed: int) -> tuple[BlockLine, ...]:
+    """Lists what `--blocks` can select, after one eager forward and without a conversion."""
+    loaded = model_file.load(model, inputs_path=inputs, seed=seed)
+    return tuple(
+        BlockLine(row.name, row.class_name, row.calls, row.shapes, row.selected)
+        for row in block_stage.list_blocks(loaded, patterns)
+    )
+
+
+class _stage:  # noqa: N801 (reads as a statement)
+    """Reports a stage's start and end."""
+
+    def __init__(self, on_progress: OnProgress, name: str) -> None:
+        self._tell, self._name = on_progress, name
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+        self._tell(Progress(self._name, state="start"))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._tell(Progress(self._name, state="done", seconds=time.monotonic() - self._started))
+
+
+class _Bisection:
+    """One run. Its fields are what is known so far, so that an interruption loses nothing."""
+
+    def __init__(self, loaded: model_file.LoadedModel, request: BisectRequest, on_progress: OnProgress) -> None:
+        self.loaded, self.request, self.tell = loaded, request, on_progress
+        self.settings = request.settings()
+        self.known = Findings(loaded, self.settings, datetime.now(timezone.utc), time.monotonic())
+
+    def run(self) -> RunRecord:
+        selected = block_stage.select(self.loaded.module, self.request.blocks)
+        self.reference = TorchReference(self.loaded.module, self.loaded.args, self.loaded.kwargs, selected, self.settings.seed)
+        with self._stage("torch"):
+            self._check_reference()
+        self.folder = run_folder.create(self.request.out, run_folder.label_of(self.request.model), self.request.force)
+        self.known.folder = self.folder
+        work = Path(tempfile.mkdtemp(prefix="bisect-litert-"))
+        try:
+            with Runner(work, self.request.time_limit) as self.runner:
+                self.runner.warm_up()
+                self._work(work)
+        except KeyboardInterrupt:
+            self.known.verdict = Verdict(
+                Cause.CANNOT_TEST, False, f"Interrupted after {self.known.last_stage}; nothing was decided.", "Run it again."
+            )
+            raise Interrupted(self._write()) from None
+        except BisectError as error:
+            self.known.verdict = Verdict(Cause.CANNOT_TEST, False, error.message, error.hint)
+            self._write()
+            raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return self._write()
+
+    def _write(self) -> RunRecord:
+        return write_record(self.known, self.folder)
+
+    def _stage(self, name: str) -> _stage:
+        self.known.last_stage = name
+        return _stage(self.tell, name)
+
+    def _check_reference(self) -> None:
+        truth = self.truth = self.known.truth = self.reference.run()
+        self.known.add_run("torch", time.monotonic() - self.known.clock)
+        bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if v.dtype.kind == "f" and np.isnan(v).any()]
+        if bad:
+            raise UnfitReferenceError(
+                f"PyTorch's own result holds NaN at {bad[0]}.", hint="Fix the model or its inputs first: there is no right answer to compare with."
+            )
+        wobbly = self.reference.repeatable()
+        if wobbly:
+            raise UnfitReferenceError(wobbly, hint="Make the model deterministic (eval mode, fixed noise) to have something to compare with.")
+
+    # -- the graph and its taps ----------------------------------------------------------------------------------------
+
+    def _work(self, work: Path) -> None:
+        logs = self.folder / "logs"
+        with self._stage("convert"):
+            plain = convert(self.loaded.module, self.loaded.args, self.loaded.kwargs, work / "model.tflite", logs / "convert.log")
+        self.known.plain = plain
+        self.inputs = input_names(plain, self.loaded.args, self.loaded.kwargs)
+        with self._stage("find taps"):
+            cost, tolerance = self._fp32_costs()
+            tapped = self._tap(plain, work, logs, tolerance)
+        self.known.taps, self.known.notes = list(tapped.taps), [*self.loaded.notes, *tapped.notes]
+        self._measure(plain, tapped, work, cost)
+
+    def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float]]:
+        """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to be."""
+        truth = self.truth
+        double = self.reference.run64()
+        forced = self.reference.force64(truth.taps) if double else None
+        if double is None or forced is None:
+            return {}, {}
+        local = {**_differences(forced.taps, truth.taps), **_differences(forced.outputs, truth.outputs)}
+        return local, {k: 100 * v for k, v in _differences(double.taps, truth.taps).items()}
+
+    def _tap(self, plain: Graph, work: Path, logs: Path, tolerance: Mapping[str, float]) -> tapping.Tapping:
+        truth, labels = self.truth, list(self.truth.outputs)
+        outputs = self._name_outputs(plain)
+        values = self._all_values(plain, work, "values")
+        taps = tapping.locate(plain, truth.points, truth.taps, values, tolerance)
+        absent = tapping.missing(taps)
+        if self.request.tap == "reexport":
+            absent = [p.key for p in truth.points if truth.taps[p.key].dtype == np.float32 and truth.taps[p.key].size]
+        notes: list[str] = []
+        if absent:
+            again = tapping.reexport(
+                lambda keys: tapped_module(self.reference, keys), absent, labels, self.loaded.args, self.loaded.kwargs, work / "tapped.tflite", logs / "reexport.log"
+            )
+            if again is None:
+                notes.append(f"{len(absent)} block outputs have no partner in the graph and could not be added to it: {', '.join(absent[:5])}.")
+            else:
+                graph, known, outputs = again
+                values = self._all_values(graph, work, "values-again")
+                taps = tapping.locate(graph, truth.points, truth.taps, values, tolerance, known)
+                return tapping.Tapping(graph, taps, outputs, values)
+        return tapping.Tapping(plain, taps, outputs, values, tuple(notes))
+
+    def _name_outputs(self, graph: Graph) -> dict[str, str]:
+        labels, ports = list(self.truth.outputs), graph.outputs
+        if len(labels) != len(ports):
+            raise ConversionError(
+                f"the converted graph has {len(ports)} outputs where the model returns {len(labels)} tensors.",
+                hint="Return each tensor once, as a tensor.",
+            )
+        for label, port in zip(labels, ports, strict=True):
+            if graph.tensors[port.tensor].size != self.truth.outputs[label].size or not _readable(graph.tensors[port.tensor].dtype):
+                raise ConversionError(
+                    f"output {label} is {graph.tensors[port.tensor].dtype} {list(graph.tensors[port.tensor].shape)} in the converted graph and "
+                    f"{self.truth.outputs[label].dtype} {list(self.truth.outputs[label].shape)} in PyTorch.",
+                    hint="Return real tensors of a fixed size; for complex values use torch.view_as_real.",
+                )
+        return {label: port.name for label, port in zip(labels, ports, strict=True)}
+
+    def _all_values(self, graph: Graph, work: Path, name: str) -> dict[int, np.ndarray]:
+        path = graph.write(work / f"{name}.tflite")
+        result = self.runner.run([Job(name, path, "interpreter", self.inputs, tensors="all")])[name]
+        if not result.ok:
+            raise RunnerError(
+                f"LiteRT cannot run the converted graph on the CPU: {result.status}: {result.detail}.", hint="See logs in the run folder.",
+                detail=result.log_text[-2000:],
+            )
+        inputs = {p.tensor: self.inputs[p.name] for p in graph.inputs if p.name in self.inputs}
+        return {**{t: np.asarray(v) for t, v in inputs.items()}, **result.tensors}
+
+    # -- runs and verdict ----------------------------------------------------------------------------------------------
+
+    def _measure(self, plain: Graph, tapped: tapping.Tapping, work: Path, cost: Mapping[str, float]) -> None:
+        truth = self.truth
+        located = [t for t in tapped.taps if t.tensor >= 0]
+        graph = tap_graph(tapped.graph, [t.tensor for t in located], tapped.outputs)
+        evaluator = Evaluator(
+            self.runner, work, self.inputs, tapped.taps, {k: v.shape for k, v in truth.outputs.items()}, tapped.tame,
+            lambda job: self.tell(Progress(f"run {job}", state="info")),
+        )
+        with self._stage("run cpu, fp16"):
+            cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
+        self.known.add_results(cpu.values())
+        choice = None
+        if not self.request.no_gpu:
+            with self._stage("run gpu"):
+                choice = choose_taps(evaluator, tapped, TappedGraph(plain, {}, self._name_outputs(plain)), graph, truth)
+            self.known.add_results(choice.results)
+            self.known.choice, graph = choice, choice.graph
+        self.known.target = GPU if choice is not None and choice.tested else HALF
+        if choice is not None and not choice.tested:
+            self.known.notes.append(f"{choice.why_not} The emulated fp16 run stands in for the GPU.")
+        outputs = _output_tensors(tapped.graph, tapped.outputs)
+        self.known.links = flow(tapped.graph, tapped.taps, outputs)
+        self.known.owners, self.known.graph = _owners(tapped, truth, outputs), tapped.graph
+        if choice is None or choice.gpu or not choice.tested:
+            with self._stage("search"):
+                self.known.found = investigate(
+                    Investigation(
+                        evaluator=evaluator,
+                        base=graph,
+                        original=tapped.graph,
+                        taps=tapped.taps,
+                        owners=self.known.owners,
+                        links=self.known.links,
+                        truth=truth,
+                        force=self.reference.force,
+                        fp32_cost=cost,
+                        values=tapped.values,
+                        settings=self.settings,
+                        target=self.known.target,
+                        first={**cpu, **(choice.gpu if choice else {})},
+                    )
+                )
+            self.known.add_results(self.known.found.results)
+        self.known.verdict = judge(self.known)
+
+
+def _differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:
+    found = {}
+    for key, value in target.items():
+        if value.dtype.kind == "f" and key in reference and reference[key].shape == value.shape:
+            error = compare(reference=reference[key], target=value).relative_l2
+            found[key] = error if np.isfinite(error) else 0.0
+    return found
+
+
+def _readable(dtype: str) -> bool:
+    return dtype in ("FLOAT32", "INT32", "INT64", "BOOL", "INT8", "UINT8", "INT16", "FLOAT16", "UINT32", "UINT16")
+
+
+def _output_tensors(graph: Graph, outputs: Mapping[str, str]) -> dict[str, int]:
+    at = {port.name: port.tensor for port in graph.outputs}
+    return {label: at[name] for label, name in outputs.items() if graph.tensors[at[name]].is_float}
+
+
+def _owners(tapped: tapping.Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:
+    """The block each float output of the model belongs to: the one whose tensor it is, else what follows the last block."""
+    owners: dict[str, str] = {}
+    inputs = {port.tensor for port in tapped.graph.inputs}
+    for label, tensor in outputs.items():
+        same = [t for t in tapped.taps if t.tensor == tensor and tensor >= 0]
+        if tensor in inputs:
+            same = [t for t in tapped.taps if t.origin is TapOrigin.INPUT and np.array_equal(truth.taps[t.key], truth.outputs[label])]
+        owners[label] = same[-1].block if same else OUTPUT
+    return owners

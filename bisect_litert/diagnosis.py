@@ -1,0 +1,175 @@
+"""From numbers to words: the evidence for each culprit, the verdict, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isinf, isnan
+
+from bisect_litert.culprits import Reading, limit
+from bisect_litert.ranges import RangeFault
+from bisect_litert.record import Cause, Comparison, Culprit, Settings, Verdict
+
+ADVICE = {
+    Cause.OVERFLOW: "Scale the values down before the operation that leaves the range and normalise the scaled values, or keep this block in fp32.",
+    Cause.PRECISION_LOSS: "Keep large offsets, positions and long sums out of fp16: subtract before you add, reduce the range first, or precompute.",
+    Cause.PRECISION_COMPOUNDING: "No single block is to blame. Keep the deepest part in fp32 or on the CPU, or re-normalise between blocks.",
+    Cause.WRONG_KERNEL: "Not a matter of precision: rewrite the operation (rank 4, constants as inputs), or keep it off the GPU, and report it upstream.",
+    Cause.CONVERSION: "The .tflite already differs on the CPU: rewrite the operation for the converter, and report it to litert-torch.",
+    Cause.TAP_EFFECT: "The delegate's fusion across this block decides; test a rewrite on the untapped model only.",
+    Cause.ALIASED_OUTPUT: "Return a copy that the converter cannot fold: multiply the output by an input that holds 1.0, or reshape it.",
+    Cause.UNWRITTEN_OUTPUT: "Return each tensor once, and do not return an input unchanged.",
+    Cause.REJECTED: "Rewrite the refused operations if they are to run on the GPU.",
+    Cause.CPU_FALLBACK: "Nothing ran on the GPU. Rewrite the refused operations, then test again.",
+    Cause.CRASH: "Try a newer runtime or driver, and keep this block off the GPU.",
+    Cause.HANG: "Try a longer --time-limit; if it still hangs, keep this block off the GPU and report it.",
+}
+UNDERFLOW_ADVICE = "Use a larger epsilon or rescale before the division or logarithm: the smallest fp16 number is 6e-8."
+
+
+def percent(part: int, whole: int) -> str:
+    """A share for people: never "0%" for something, never "100%" for less than all."""
+    if not whole or not part:
+        return "0%"
+    share = 100 * part / whole
+    if part < whole and share > 99:
+        return "over 99%"
+    return f"{share:.0f}%" if share >= 1 else "under 1%"
+
+
+def shows(comparison: Comparison) -> str:
+    """What is wrong with a tensor, in a few words."""
+    c = comparison
+    if c.unwritten:
+        return f"{percent(c.unwritten, c.elements)} of it was never written"
+    if c.new_nonfinite:
+        return f"{percent(c.new_nonfinite, c.elements)} of it is NaN or infinite"
+    if c.zeros == c.elements:
+        return "all of it is zero"
+    if c.new_zeros > c.elements / 100:
+        return f"{percent(c.new_zeros, c.elements)} of it is zero where it should not be"
+    if not isnan(c.scale) and c.relative_l2 > 0.5 and c.correlation > 0.98:
+        return f"it is {c.scale:.3g} times what it should be, at a correlation of {c.correlation:.4f}"
+    return f"it is off by {number(c.relative_l2)} (relative L2)"
+
+
+def number(value: float) -> str:
+    """Three significant digits, with NaN and infinity in words."""
+    if isnan(value):
+        return "undefined"
+    if isinf(value):
+        return "infinite"
+    return f"{value:.2g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.3g}"
+
+
+def evidence(
+    reading: Reading, cause: Cause, settings: Settings, fault: RangeFault | None, accumulated: str, target: str
+) -> tuple[str, ...]:
+    """Returns the sentences that carry a culprit's cause, strongest first."""
+    found: list[str] = []
+    if fault is not None and cause is Cause.OVERFLOW:
+        found.append(fault.sentence() + ".")
+    if accumulated and cause is Cause.OVERFLOW:
+        found.append(accumulated)
+    local = reading.local
+    if local is not None and cause is not Cause.CONVERSION:
+        found.append(
+            f"At its own inputs {shows(local)}; rounding to fp16 would cost {number(reading.cost)}, the limit here is "
+            f"{number(limit(reading, settings))}."
+        )
+    if cause is Cause.CONVERSION and reading.cpu is not None:
+        found.append(
+            f"LiteRT on the CPU already differs from PyTorch at this block's own inputs: {shows(reading.cpu)}; fp32 arithmetic "
+            f"explains {number(max(settings.conversion_limit, 100 * reading.fp32_cost))}."
+        )
+    if reading.fp32_ran and reading.fp32 is not None:
+        if cause is Cause.WRONG_KERNEL:
+            found.append(f"The GPU in fp32 is wrong as well ({shows(reading.fp32)}), so precision is not the reason.")
+        elif cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS):
+            found.append(f"The GPU in fp32 is right here ({number(reading.fp32.relative_l2)}), so fp16 is the reason.")
+    if reading.cpu is not None and cause is Cause.WRONG_KERNEL:
+        found.append(f"LiteRT on the CPU is right here ({number(reading.cpu.relative_l2)}), so the file is.")
+    if reading.half is not None and cause is Cause.OVERFLOW and target == "gpu":
+        if not reading.half.finite_agreement or reading.half.relative_l2 > limit(reading, settings):
+            found.append(f"Emulated fp16 on the CPU shows it too ({shows(reading.half)}).")
+    if reading.half is not None and cause is Cause.WRONG_KERNEL:
+        found.append(f"Emulated fp16 on the CPU is right here ({number(reading.half.relative_l2)}).")
+    return tuple(found)
+
+
+def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[str, ...]:
+    """Evidence for a block that turns normal rounding into a visible error."""
+    after = reading.cumulative.relative_l2 if reading.cumulative else float("nan")
+    found = [f"The error grows from {number(before)} before this block to {number(after)} behind it ({number(after / before)} times)."]
+    if reading.local is not None and reading.expected is not None:
+        if reading.local.relative_l2 > settings.output_limit:
+            found.append(
+                f"Rounding to fp16's 11 bits alone costs {number(reading.expected.relative_l2)} inside it; the target shows "
+                f"{number(reading.local.relative_l2)}, so it is no fault of the kernel."
+            )
+        else:
+            found.append(
+                f"The block itself is exact to {number(reading.local.relative_l2)} at its own inputs; it amplifies the rounding it is given."
+            )
+    if reading.fp32 is not None:
+        found.append(f"The GPU in fp32 is right here ({number(reading.fp32.relative_l2)}).")
+    return tuple(found)
+
+
+def advice(cause: Cause, kind: str) -> str:
+    """What to try for a cause."""
+    return UNDERFLOW_ADVICE if kind == "underflow" else ADVICE.get(cause, "")
+
+
+_SAYS = {
+    Cause.OVERFLOW: "leaves fp16's range",
+    Cause.PRECISION_LOSS: "loses digits that fp16 does not have",
+    Cause.WRONG_KERNEL: "is computed wrongly by the GPU, in fp16 and fp32 alike",
+    Cause.CONVERSION: "was changed by the conversion",
+    Cause.TAP_EFFECT: "comes out differently when it is looked at",
+    Cause.ALIASED_OUTPUT: "comes back with another tensor's values",
+    Cause.UNWRITTEN_OUTPUT: "is never written",
+    Cause.CRASH: "makes the runtime crash",
+    Cause.HANG: "makes the runtime hang",
+}
+
+
+def summarise(
+    culprits: Sequence[Culprit],
+    classes: dict[str, str],
+    outputs: Sequence[Comparison],
+    settings: Settings,
+    target: str,
+    healed: str,
+) -> Verdict:
+    """Writes the verdict on a run whose culprits are known; without culprits it says that the outputs are in line."""
+    where = "On the GPU" if target == "gpu" else "In emulated fp16 (no GPU)"
+    worst = max((c.relative_l2 for c in outputs if not isnan(c.relative_l2)), default=float("nan"))
+    if not culprits:
+        state = "in line with what fp16 costs"
+        text = f"{where} every block and every output is {state}" + ("." if isnan(worst) else f"; the worst output is off by {number(worst)}.")
+        return Verdict(Cause.NONE, False, text, "Nothing to do.")
+    first = culprits[0]
+    name = first.block + (f" ({classes[first.block]})" if classes.get(first.block) else "")
+    says = _SAYS.get(first.cause, str(first.cause))
+    if first.kind == "underflow":
+        says = "falls below fp16's range"
+    sentences = [f"{where}, {name} {says}."]
+    sentences += list(first.evidence[:2])
+    if len(culprits) > 1:
+        rest = ", ".join(f"{c.block} ({c.cause}{', hidden until the ones before it are healed' if c.hidden else ''})" for c in culprits[1:6])
+        sentences.append(f"Also: {rest}{' and more' if len(culprits) > 6 else ''}.")
+    if healed:
+        sentences.append(healed)
+    return Verdict(first.cause, True, " ".join(sentences), first.advice)
+
+
+def compounding(readings: Sequence[Reading], settings: Settings, target: str) -> Verdict:
+    """The verdict on an error that no block makes and every block grows."""
+    levels = [r.cumulative.relative_l2 for r in readings if r.cumulative and not isnan(r.cumulative.relative_l2)]
+    where = "On the GPU" if target == "gpu" else "In emulated fp16 (no GPU)"
+    first, last = (levels[0], levels[-1]) if levels else (float("nan"), float("nan"))
+    text = (
+        f"{where} no block is out of line at its own inputs, but the error grows with depth, from {number(first)} at the first block to "
+        f"{number(last)} at the output. That is fp16 rounding compounding, as emulated fp16 predicts, not a fault of one block."
+    )
+    return Verdict(Cause.PRECISION_COMPOUNDING, True, text, ADVICE[Cause.PRECISION_COMPOUNDING])

@@ -1,0 +1,148 @@
+"""Runs one tapped graph in the ways a round needs and brings every tensor back in PyTorch's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bisect_litert.emulation import Rounding, emulate
+from bisect_litert.graph import COPY_SUFFIX, FEED_PREFIX, Graph
+from bisect_litert.jobs import Job, JobResult
+from bisect_litert.readings import Tap, Values
+from bisect_litert.runners import Runner
+
+CPU, HALF, ROUNDING, GPU, GPU_FP32 = "cpu", "fp16", "rounding", "gpu", "gpu-fp32"
+ACCELERATOR = {CPU: "cpu", HALF: "cpu", ROUNDING: "cpu", GPU: "gpu", GPU_FP32: "gpu"}
+
+
+@dataclass(frozen=True, slots=True)
+class TappedGraph:
+    """A graph with outputs for every tap, and how to ask for and read them."""
+
+    graph: Graph
+    names: Mapping[int, str]
+    """Output name by tensor index."""
+    outputs: Mapping[str, str]
+    """Signature output by the model's own output label."""
+    feeds: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Extra inputs, by signature name, in the graph's layout."""
+
+
+class Evaluator:
+    """Runs graphs of one model on one set of inputs.
+
+    Args:
+        runner: Where jobs run.
+        folder: Where .tflite files go.
+        inputs: The model's inputs, by signature name.
+        taps: The taps to read back.
+        output_shapes: PyTorch's shape of each model output, by label.
+        tame: Tensors that hold nothing infinite, NaN or huge on the CPU.
+        on_job: Called when a job starts, with its name.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        folder: Path,
+        inputs: Mapping[str, np.ndarray],
+        taps: Sequence[Tap],
+        output_shapes: Mapping[str, tuple[int, ...]],
+        tame: frozenset[int],
+        on_job: Callable[[str], None],
+    ) -> None:
+        self._runner, self._folder, self._inputs = runner, folder, inputs
+        self._taps, self._shapes, self._tame, self._on_job = tuple(taps), output_shapes, tame, on_job
+        self._files = 0
+        self.results: list[JobResult] = []
+
+    def run(self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "") -> dict[str, JobResult]:
+        """Runs the graph in each of the given ways, in one request.
+
+        Returns:
+            Results by kind; a job that failed is a result with a status, never an exception.
+        """
+        jobs = []
+        plain = self._write(tapped.graph)
+        for kind in kinds:
+            if kind in (HALF, ROUNDING):
+                rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
+                path = self._write(emulate(tapped.graph, rounding, self._tame))
+            else:
+                path = plain
+            jobs.append(
+                Job(
+                    id=kind + suffix,
+                    model=path,
+                    accelerator=ACCELERATOR[kind],
+                    inputs={p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs} | dict(tapped.feeds),
+                    fp32=kind == GPU_FP32,
+                )
+            )
+        results = self._runner.run(jobs, on_done=self._on_job)
+        self.results.extend(results.values())
+        return {kind: results[kind + suffix] for kind in kinds}
+
+    def all_tensors(self, graph: Graph, name: str) -> dict[int, np.ndarray]:
+        """Runs a graph op by op on the CPU and returns every tensor by index; empty when that fails."""
+        inputs = {p.name: self._inputs[p.name] for p in graph.inputs if p.name in self._inputs}
+        result = self._runner.run([Job(name, self._write(graph), "interpreter", inputs, tensors="all")])[name]
+        self.results.append(result)
+        return dict(result.tensors)
+
+    def _write(self, graph: Graph) -> Path:
+        self._files += 1
+        return graph.write(self._folder / f"graph-{self._files:03d}.tflite")
+
+    def values(self, result: JobResult, tapped: TappedGraph) -> Values:
+        """Brings a result's tensors into PyTorch's shape and order."""
+        taps: dict[str, np.ndarray] = {}
+        unwritten: dict[str, int] = {}
+        for tap in self._taps:
+            name = tapped.names.get(tap.tensor)
+            if name is None or name not in result.outputs or tap.layout is None:
+                continue
+            taps[tap.key] = tap.layout.to_torch(result.outputs[name])
+            unwritten[tap.key] = result.unwritten.get(name, 0)
+        outputs: dict[str, np.ndarray] = {}
+        for label, name in tapped.outputs.items():
+            if name in result.outputs:
+                outputs[label] = np.asarray(result.outputs[name]).reshape(self._shapes[label])
+                unwritten[label] = result.unwritten.get(name, 0)
+        return Values(taps, outputs, unwritten)
+
+
+def tap_graph(graph: Graph, tensors: Sequence[int], outputs: Mapping[str, str], *, copies: bool = True) -> TappedGraph:
+    """Adds the taps to a graph; the model's own outputs stay as they are."""
+    tapped, names = graph.with_taps(sorted(set(tensors)), copies=copies)
+    return TappedGraph(tapped, names, outputs)
+
+
+def heal(tapped: TappedGraph, given: Mapping[int, np.ndarray]) -> TappedGraph | None:
+    """Cuts a tapped graph behind tensors and feeds the given values to what read them.
+
+    Args:
+        tapped: The graph.
+        given: Values by tensor index, in the graph's layout.
+
+    Returns:
+        The healed graph; None when nothing but taps reads any of the tensors.
+    """
+    graph = tapped.graph
+    copies = {op.outputs[0] for op in graph.ops if op.type == "RESHAPE" and graph.tensors[op.outputs[0]].name.endswith(COPY_SUFFIX)}
+    read = {t: v for t, v in given.items() if any(op.outputs[0] not in copies for op in graph.consumers.get(t, ()))}
+    if not read:
+        return None
+    editor = graph.edit()
+    feeds: dict[str, np.ndarray] = {}
+    for t, value in read.items():
+        name = f"{FEED_PREFIX}{t:05d}"
+        # The tap's own copy keeps reading what the graph computes, so that a healed block is still seen.
+        own = [op for op in editor.subgraph.operators if int(op.outputs[0]) in copies]
+        editor.rewire(t, editor.add_input(name, t), skip=own)
+        feeds[name] = value
+    editor.prune()
+    return TappedGraph(editor.graph(), tapped.names, tapped.outputs, feeds)

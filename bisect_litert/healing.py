@@ -1,0 +1,292 @@
+"""Heal and continue: find what is wrong, give what reads it torch's own value, look again, until the rest runs clean.
+
+A first fault can hide a second (zeros overflow nothing) and can make one up (garbage overflows everything). So what follows a suspect
+is believed only at healed inputs, and what shows only there is called hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bisect_litert import diagnosis
+from bisect_litert.culprits import Reading, amplification, cause_of, faulty, find_faults, find_loss, leaves_range, misconverted, out_of_line, upstream
+from bisect_litert.emulation import Rounding, emulate
+from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, Evaluator, TappedGraph, heal
+from bisect_litert.graph import Graph
+from bisect_litert.jobs import JobResult
+from bisect_litert.metrics import FP16_UNIT
+from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
+from bisect_litert.readings import OUTPUT, Errors, Forward, Runs, Tap, Values, build, measure
+from bisect_litert.record import Cause, Culprit, RunName, Settings
+
+MAX_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Investigation:
+    """What there is to work with."""
+
+    evaluator: Evaluator
+    base: TappedGraph
+    original: Graph
+    """The graph without tap outputs; its tensor indices are those of the taps."""
+    taps: Sequence[Tap]
+    owners: Mapping[str, str]
+    links: Mapping[str, tuple[tuple[str, ...], float, int]]
+    truth: Forward
+    force: Callable[[Mapping[str, np.ndarray]], Forward]
+    fp32_cost: Mapping[str, float]
+    values: Mapping[int, np.ndarray]
+    settings: Settings
+    target: str
+    first: Mapping[str, JobResult]
+    """The first round's results, by kind."""
+
+
+@dataclass
+class Found:
+    """What came of it."""
+
+    readings: list[Reading] = field(default_factory=list)
+    """Of the first round: what the shipped graph does."""
+    errors: dict[RunName, Errors] = field(default_factory=dict)
+    rounding: Errors | None = None
+    values: dict[str, Values] = field(default_factory=dict)
+    culprits: list[Culprit] = field(default_factory=list)
+    lost: list[Culprit] = field(default_factory=list)
+    """Blocks that lose digits or flush small numbers while every model output stays in line: notes."""
+    compounding: bool = False
+    healed: str = ""
+    """What the outputs did once the culprits were healed, in a sentence."""
+    results: list[JobResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def investigate(case: Investigation) -> Found:
+    """Runs rounds of heal and continue and returns culprits in data flow order."""
+    return _Rounds(case).run()
+
+
+class _Rounds:
+    def __init__(self, case: Investigation) -> None:
+        self.case, self.found = case, Found()
+        self.confirmed: dict[str, Culprit] = {}
+        self.suspects: dict[str, Reading] = {}
+        """Seen behind another suspect; to be confirmed at healed inputs."""
+        self.cleared: set[str] = set()
+        self._half_tensors: dict[int, np.ndarray] | None = None
+
+    def run(self) -> Found:
+        case, found = self.case, self.found
+        graph: TappedGraph | None = case.base
+        results = dict(case.first)
+        healed: set[str] = set()
+        for number in range(MAX_ROUNDS + 1):
+            if number:
+                if number == MAX_ROUNDS or graph is None:
+                    break
+                results = case.evaluator.run(graph, [CPU, HALF, ROUNDING, *([GPU] if case.target == GPU else [])], f"-healed{number}")
+                found.results += results.values()
+                if not results[case.target].ok:
+                    found.notes.append(f"What lies behind {', '.join(healed)} could not be run on its own ({results[case.target].detail}).")
+                    break
+            readings, runs = self._read(graph, results, healed)
+            new = self._judge(readings, number, healed)
+            if new and case.target == GPU and runs.fp32 is None and any(faulty(r, case.settings) for r in readings):
+                control = case.evaluator.run(graph, [GPU_FP32], f"-healed{number}" if number else "")
+                found.results += control.values()
+                results.update(control)
+                readings, runs = self._read(graph, results, healed)
+            if number == 0:
+                found.readings = readings
+                self._keep(runs, results, graph)
+            before = len(self.confirmed)
+            self._confirm(readings, number, healed)
+            if len(self.confirmed) == before and not self.suspects:
+                jumps, off = find_loss(readings, case.settings)
+                jumps = [b for b in jumps if b not in self.confirmed]
+                for block in jumps:
+                    self._blame_loss(block, readings, number)
+                if off and not jumps and not self.confirmed:
+                    found.compounding = True
+                if number and not jumps:
+                    found.healed = self._outcome(readings, off)
+            targets = (set(self.confirmed) | set(self.suspects)) - {OUTPUT}
+            if not targets or targets == healed:
+                break
+            healed = targets
+            graph = self._healed_graph(healed)
+        else:
+            found.notes.append(f"Stopped after {MAX_ROUNDS} rounds of healing; there may be more culprits.")
+        order = {b: i for i, b in enumerate(dict.fromkeys([t.block for t in case.taps] + [OUTPUT]))}
+        found.culprits = sorted(self.confirmed.values(), key=lambda c: order.get(c.block, len(order)))
+        return found
+
+    # -- measuring -----------------------------------------------------------------------------------------------------
+
+    def _read(self, graph: TappedGraph, results: Mapping[str, JobResult], healed: set[str]) -> tuple[list[Reading], Runs]:
+        case = self.case
+        given = {t.key: case.truth.taps[t.key] for t in case.taps if t.block in healed and t.tensor >= 0}
+        errors: dict[str, Errors] = {}
+        for kind in (CPU, HALF, ROUNDING, GPU, GPU_FP32):
+            if kind in results and results[kind].ok:
+                values = case.evaluator.values(results[kind], graph)
+                if not healed:
+                    self.found.values[kind] = values
+                errors[kind] = self._measured(kind, results[kind], values, given)
+        runs = Runs(errors[case.target], errors.get(ROUNDING), errors.get(HALF), errors.get(CPU), errors.get(GPU_FP32))
+        return build(case.taps, case.owners, runs, case.links, case.fp32_cost, frozenset(given)), runs
+
+    def _measured(self, kind: str, result: JobResult, values: Values, given: Mapping[str, np.ndarray]) -> Errors:
+        key = (kind, id(result))
+        cache = self.__dict__.setdefault("_cache", {})
+        if key not in cache:
+            cache[key] = measure(values, self.case.truth, self.case.force, given)
+        return cache[key]  # type: ignore[no-any-return]
+
+    def _keep(self, runs: Runs, results: Mapping[str, JobResult], graph: TappedGraph) -> None:
+        named = {RunName.CPU: runs.cpu, RunName.FP16: runs.half, RunName.GPU_FP32: runs.fp32}
+        if self.case.target == GPU:
+            named[RunName.GPU] = runs.target
+        self.found.errors = {name: e for name, e in named.items() if e is not None}
+        self.found.rounding = runs.rounding
+
+    def _healed_graph(self, healed: set[str]) -> TappedGraph | None:
+        case = self.case
+        given = {}
+        for tap in case.taps:
+            if tap.block in healed and tap.tensor >= 0 and tap.layout is not None:
+                given[tap.tensor] = tap.layout.from_torch(case.truth.taps[tap.key], case.original.tensors[tap.tensor].shape)
+        return heal(case.base, given)
+
+    # -- judging -------------------------------------------------------------------------------------------------------
+
+    def _judge(self, readings: Sequence[Reading], number: int, healed: set[str]) -> list[str]:
+        del number, healed
+        return [b for b in find_faults(readings, self.case.settings) if b not in self.confirmed and b not in self.cleared]
+
+    def _confirm(self, readings: Sequence[Reading], number: int, healed: set[str]) -> None:
+        """Believes what stands behind no other suspect, or is wrong at healed inputs too; keeps the rest as suspects."""
+        settings = self.case.settings
+        wrong = find_faults(readings, settings)
+        before = upstream(readings)
+        for block in [b for b in self.suspects if b not in wrong]:
+            if self._inputs_sound(block, before, healed, wrong):
+                self.cleared.add(block)
+                del self.suspects[block]
+        off = any(r.output and out_of_line(r.cumulative, settings.output_limit) for r in self.found.readings or readings)
+        for block in wrong:
+            if block in self.confirmed or block in self.cleared:
+                continue
+            reading = self._worst(readings, block)
+            if not self._inputs_sound(block, before, healed, wrong):
+                self.suspects[block] = reading
+                continue
+            hidden = number > 0 and block not in self.suspects
+            self.suspects.pop(block, None)
+            culprit = self._blame(reading, hidden)
+            if self._harmless(culprit, reading) and not off:
+                self.found.lost.append(culprit)
+                self.cleared.add(block)
+            else:
+                self.confirmed[block] = culprit
+
+    def _inputs_sound(self, block: str, before: Mapping[str, frozenset[str]], healed: set[str], wrong: Sequence[str]) -> bool:
+        return not any(b in wrong and b not in healed and b not in self.cleared for b in before.get(block, ()))
+
+    @staticmethod
+    def _harmless(culprit: Culprit, reading: Reading) -> bool:
+        """Lost digits, and small numbers that became zero, count only where an output suffers."""
+        if culprit.cause is Cause.PRECISION_LOSS:
+            return True
+        local = reading.local
+        return culprit.kind == "underflow" and local is not None and local.finite_agreement
+
+    def _worst(self, readings: Sequence[Reading], block: str) -> Reading:
+        settings = self.case.settings
+        bad = [r for r in readings if r.block == block and (faulty(r, settings) or misconverted(r, settings))]
+        return max(bad, key=lambda r: (misconverted(r, settings), r.local is not None and not r.local.finite_agreement, _known(r.ratio)))
+
+    def _blame(self, reading: Reading, hidden: bool) -> Culprit:
+        settings, case = self.case.settings, self.case
+        fault: RangeFault | None = None
+        said = ""
+        cause = cause_of(reading, settings)
+        if cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS):
+            ops = self._ops(reading)
+            if not leaves_range(reading, settings):
+                peak, op = accumulated_peak(case.original, ops, case.values)
+                reading = replace(reading, accumulated=peak)
+                if op is not None and leaves_range(reading, settings):
+                    said = f"{op.type} (op {op.index}) adds up magnitudes to {peak:.3g}, where fp16 ends at 65504."
+            else:
+                fault = first_fault(case.original, ops, case.values, self._half_values())
+            cause = cause_of(reading, settings)
+        assert cause is not None
+        if reading.output and reading.local is not None and cause is not Cause.CONVERSION:
+            cause = self._output_cause(reading, cause)
+        kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
+        sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
+        return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden)
+
+    def _output_cause(self, reading: Reading, cause: Cause) -> Cause:
+        """An output that was never written, or holds another tensor's values, while its own tensor's tap is right."""
+        assert reading.local is not None
+        if reading.local.unwritten:
+            return Cause.UNWRITTEN_OUTPUT
+        values = self.found.values.get(self.case.target)
+        mine = values.outputs.get(reading.tap) if values else None
+        if values is None or mine is None or mine.size < 2:
+            return cause
+        for other in values.taps.values():
+            if other.size == mine.size and other.dtype == mine.dtype and np.array_equal(other.reshape(-1), mine.reshape(-1)):
+                return Cause.ALIASED_OUTPUT
+        return cause
+
+    def _ops(self, reading: Reading):  # type: ignore[no-untyped-def]
+        case = self.case
+        at = {t.tensor for t in case.taps if t.tensor >= 0}
+        mine = [t.tensor for t in case.taps if t.key == reading.tap and t.tensor >= 0]
+        if not mine:
+            names = {p.name: p.tensor for p in case.original.outputs}
+            mine = [names[n] for label, n in case.base.outputs.items() if label == reading.tap and n in names]
+        return case.original.inside(mine, at)
+
+    def _half_values(self) -> dict[int, np.ndarray]:
+        """Every tensor of the emulated fp16 run, by the original graph's index, after rounding."""
+        if self._half_tensors is None:
+            graph = emulate(self.case.original, Rounding.HALF)
+            found = self.case.evaluator.all_tensors(graph, "half-tensors")
+            rounded = {t.name: t.index for t in graph.tensors if t.name.startswith("rounded_")}
+            self._half_tensors = {}
+            for tensor in self.case.original.tensors:
+                at = rounded.get(f"rounded_{tensor.index}", tensor.index)
+                if at in found:
+                    self._half_tensors[tensor.index] = found[at]
+        return self._half_tensors
+
+    def _blame_loss(self, block: str, readings: Sequence[Reading], number: int) -> None:
+        levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}
+        mine = [r for r in readings if r.block == block and r.cumulative is not None]
+        reading = max(mine, key=lambda r: _known(amplification(r, levels)))
+        before = max([FP16_UNIT, *(_known(levels.get(p, 0.0)) for p in reading.parents)])
+        sentences = diagnosis.loss_evidence(reading, before, self.case.settings)
+        self.confirmed[block] = Culprit(
+            block, Cause.PRECISION_LOSS, "", sentences, diagnosis.advice(Cause.PRECISION_LOSS, ""), number > 0
+        )
+
+    def _outcome(self, readings: Sequence[Reading], off: bool) -> str:
+        levels = [r.cumulative.relative_l2 for r in readings if r.output and r.cumulative is not None]
+        if not levels or any(np.isnan(levels)):
+            return ""
+        worst = diagnosis.number(max(levels))
+        if off:
+            return f"With these healed an output is still off by {worst}, which rounding compounds to behind them."
+        return f"Given PyTorch's values behind these blocks, the rest comes out right (outputs within {worst})."
+
+
+def _known(value: float) -> float:
+    return 0.0 if value != value else value

@@ -1,0 +1,135 @@
+"""Decides where each block is tapped: in the graph that ships where its value is found, by a second conversion where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bisect_litert.conversion import convert
+from bisect_litert.emulation import SPLIT_LIMIT
+from bisect_litert.errors import BisectError
+from bisect_litert.graph import Graph
+from bisect_litert.readings import Tap
+from bisect_litert.record import TapOrigin
+from bisect_litert.tapper import Layout, find_partner
+
+LOOSEST = 1e-2
+"""A tensor further off than this is no proof of anything, however chaotic the model."""
+TIGHTEST = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Tapping:
+    """The taps and the graph they live in."""
+
+    graph: Graph
+    """Without any tap outputs yet."""
+    taps: tuple[Tap, ...]
+    outputs: Mapping[str, str]
+    """Signature output by the model's own output label."""
+    values: Mapping[int, np.ndarray]
+    """CPU values of the graph's tensors, by index."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tame(self) -> frozenset[int]:
+        """Tensors whose CPU values are finite and far from float32's end."""
+        return frozenset(
+            t for t, v in self.values.items() if v.dtype.kind == "f" and bool((np.abs(v) < SPLIT_LIMIT).all())
+        )
+
+
+def locate(
+    graph: Graph,
+    points: Sequence[Any],
+    taken: Mapping[str, np.ndarray],
+    values: Mapping[int, np.ndarray],
+    tolerance: Mapping[str, float],
+    known: Mapping[str, int] = {},
+) -> tuple[Tap, ...]:
+    """Finds each tap point's tensor in the graph.
+
+    Args:
+        graph: The converted graph.
+        points: The reference's tap points, in execution order.
+        taken: PyTorch's value at each, by key.
+        values: CPU values of the graph's tensors, by index.
+        tolerance: Relative L2 difference that fp32 explains at each, by key.
+        known: Tensors that are known to be a tap's, by key, in PyTorch's layout.
+    """
+    inputs = {port.tensor for port in graph.inputs}
+    taps = []
+    for point in points:
+        value, tensor, layout = taken[point.key], -1, None
+        origin = TapOrigin.NONE
+        if point.key in known:
+            tensor, layout, origin = known[point.key], _plain(value.shape), TapOrigin.REEXPORT
+        elif value.size and value.dtype == np.float32:
+            allowed = min(LOOSEST, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
+            partner = find_partner(value, point.block, graph, values, allowed)
+            if partner is not None:
+                tensor, layout, origin = partner.tensor, partner.layout, TapOrigin.GRAPH
+        if tensor in inputs:
+            tensor, layout, origin = -1, None, TapOrigin.INPUT
+        elif tensor >= 0 and tensor not in graph.computed:
+            tensor, layout, origin = -1, None, TapOrigin.CONSTANT
+        taps.append(
+            Tap(
+                key=point.key,
+                block=point.block_key,
+                module=point.block,
+                class_name=point.class_name,
+                call=point.call,
+                label=point.label,
+                shape=tuple(value.shape),
+                dtype=str(value.dtype),
+                origin=origin,
+                tensor=tensor,
+                layout=layout,
+            )
+        )
+    return tuple(taps)
+
+
+def _plain(shape: tuple[int, ...]) -> Layout:
+    return Layout(tuple(shape), tuple(range(len(shape))))
+
+
+def missing(taps: Sequence[Tap]) -> list[str]:
+    """Float taps that have no place in the graph yet."""
+    return [t.key for t in taps if t.origin is TapOrigin.NONE and t.dtype == "float32" and 0 not in t.shape]
+
+
+def reexport(
+    wrap: Callable[[Sequence[str]], Any],
+    keys: Sequence[str],
+    outputs: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    path: Path,
+    log: Path,
+) -> tuple[Graph, dict[str, int], dict[str, str]] | None:
+    """Converts the model again with taps added in PyTorch.
+
+    Returns:
+        The graph without the taps as outputs, the tensor of each tap, and the signature output of each of the model's own; None when the
+        tapped model does not convert.
+    """
+    try:
+        graph = convert(wrap(keys), args, kwargs, path, log)
+    except BisectError:
+        return None
+    ports = graph.outputs
+    if len(ports) != len(outputs) + len(keys):
+        return None
+    own, extra = ports[: len(outputs)], ports[len(outputs) :]
+    editor = graph.edit()
+    editor.drop_outputs()
+    for port in own:
+        editor.add_output(port.name, port.tensor)
+    tensors = {key: port.tensor for key, port in zip(keys, extra, strict=True)}
+    return editor.graph(), tensors, {label: port.name for label, port in zip(outputs, own, strict=True)}
