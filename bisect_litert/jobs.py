@@ -113,17 +113,21 @@ def _load(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
     return array
 
 
+_NOISE = re.compile(r"^[└\s]*(RuntimeError:\s*)?(ERROR:\s*)?(\[[^\]]*:\d+\])?\s*")
+_LOGGED_ERROR = re.compile(r"^(?:E\d{4} \S+ +\d+ [\w.]+:\d+\] |ERROR: (?:\[[\w./]+:\d+\] )?)(.+)$", re.MULTILINE)
+_SAYS_NOTHING = ("", "Failed to modify graph with delegate")
+
+
 def _useful_line(error: str, log: str) -> str:
     """The part of an error that says something, as one line.
 
-    LiteRT's errors are source positions with a sentence at the end, or without one; then the log's last error has it.
+    LiteRT's errors are source positions with a sentence at the end, or without one; then the log's first error has it.
     """
-    noise = re.compile(r"^[└\s]*(RuntimeError:\s*)?(ERROR:\s*)?(\[[^\]]*:\d+\])?\s*")
-    said = [line for line in (noise.sub("", line) for line in error.splitlines()) if line]
+    said = [line for line in (_NOISE.sub("", line) for line in error.splitlines()) if line not in _SAYS_NOTHING]
     if said:
         return ": ".join(said)
-    logged = re.findall(r"^(?:ERROR: |E\d{4} \S+ +\d+ )(?:\[[^\]]*\]|[\w.]+:\d+\])?\s*(.+)$", log, re.MULTILINE)
-    return str(logged[-1]) if logged else " ".join(error.split())
+    logged = _LOGGED_ERROR.search(log)
+    return logged[1].strip() if logged else " ".join(error.split())
 
 
 def read_text(path: Path) -> str:

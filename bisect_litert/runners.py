@@ -141,49 +141,50 @@ class Runner:
         results: dict[str, JobResult] = {}
         for job in jobs:
             folder = response / job.id
+            log = folder / "stderr.log"
             if (folder / "response.json").exists():
                 results[job.id] = read_result(job, folder)
-            elif alive:
-                results[job.id] = JobResult(job.id, FAILED, "the worker gave no answer for this job", log_path=folder)
-            elif (folder / "started").exists():
-                if code == _WORKER_DISK_FULL:
-                    raise _disk_full(self.work_dir)
+                continue
+            started = (folder / "started").exists()
+            if alive:
+                status, detail = FAILED, "the worker gave no answer for this job"
+            elif code == _WORKER_DISK_FULL:
+                raise _disk_full(self.work_dir)
+            elif started:
                 status, detail = CRASHED, exit_detail(code)
                 if timed_out:
                     status, detail = TIMED_OUT, f"no result after {self.time_limit:g} s"
-                log = folder / "stderr.log"
-                results[job.id] = JobResult(job.id, status, detail, log_text=read_text(log), log_path=log)
-                break
+            elif fresh and not results:
+                raise self._no_start(child, code, timed_out)
             else:
-                if not results and fresh:
-                    raise self._no_start(child, code, timed_out)
                 break  # it died between two jobs, or while idle: no job is to blame, a fresh worker takes over
+            results[job.id] = JobResult(job.id, status, detail, log_text=read_text(log), log_path=log)
+            if not alive:
+                break
         return results
 
     def _wait(
         self, child: WorkerProcess, jobs: Sequence[Job], response: Path, on_done: Callable[[str], None] | None
     ) -> tuple[bool, bool]:
         """Waits for the request to end. Returns whether the child lives on, and whether it ran out of time."""
-        done = 0
-        steps = 0
+        folders = {job.id: response / job.id for job in jobs}
+        waiting, steps = set(folders), 0
         since = time.monotonic()
         while True:
             said = child.wait(_POLL_SECONDS)
-            while done < len(jobs) and (response / jobs[done].id / "response.json").exists():
+            for name in [name for name in folders if name in waiting and (folders[name] / "response.json").exists()]:
+                waiting.discard(name)
                 if on_done is not None:
-                    on_done(jobs[done].id)
-                done += 1
+                    on_done(name)
             if said:
                 return said == "done", False
-            seen = 2 * done + (done < len(jobs) and (response / jobs[done].id / "started").exists())
+            seen = 2 * (len(folders) - len(waiting)) + sum((folders[name] / "started").exists() for name in waiting)
             if seen != steps:
                 steps, since = seen, time.monotonic()
             elif time.monotonic() - since > self.time_limit:
                 return False, True
 
     def _no_start(self, child: WorkerProcess, code: int | None, timed_out: bool) -> RunnerError:
-        if code == _WORKER_DISK_FULL:
-            return _disk_full(self.work_dir)
         lines = read_text(child.log).strip().splitlines()
         how = f"did not start within {self.time_limit:g} s" if timed_out else f"ended with {exit_detail(code)}"
         last = f": {lines[-1].strip()}" if lines else ""

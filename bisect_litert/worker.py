@@ -7,10 +7,10 @@ another machine:
     python worker.py --serve               run "REQUEST<TAB>RESPONSE" lines from stdin, print "done" after each
 
 A request folder holds `request.json`, {"jobs": [...]}, and the files it names (relative paths). A job has "id",
-"model", "accelerator" ("cpu", "gpu", "gpu+cpu" or "interpreter") and "inputs" ({signature input name: .npy file}), and maybe
-"fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set while the job runs)
-and "tensors" ("all" keeps every tensor an op writes; interpreter only). The response folder gets, per job, a folder
-named by its id with `started`, the outputs as .npy, `stderr.log` (what C++ printed), and last and atomically
+"model", "accelerator" ("cpu", "gpu", "gpu+cpu" or "interpreter") and "inputs" ({signature input name: .npy file}), and
+maybe "fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set while the job
+runs) and "tensors" ("all" keeps every tensor an op writes; interpreter only). The response folder gets, per job, a
+folder named by its id with `started`, the outputs as .npy, `stderr.log` (what C++ printed), and last and atomically
 `response.json`.
 """
 
