@@ -247,7 +247,8 @@ class Runner:
             name = digest.hexdigest()[:24]
             path = request / "inputs" / f"{name}.npy"
             if name in self._stored and self._stored[name].exists():
-                _link(self._stored[name], path)
+                if not path.exists():  # it does when two equal arrays are in one request
+                    _link(self._stored[name], path)
             else:
                 with path.open("wb") as file:
                     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array_))
