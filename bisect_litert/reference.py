@@ -263,8 +263,8 @@ def _named_outputs(output: Any) -> dict[str, np.ndarray]:
 
 
 def _tensor_like(value: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a fresh tensor: later in-place operations must not reach the caller's array, and the strides stay, because
-    another memory layout can mean another summation order."""
+    """Returns a fresh tensor: later in-place operations must not reach the caller's array, and the strides stay,
+    because another memory layout can mean another summation order."""
     import torch
 
     array = np.array(value, order="C", copy=True)
@@ -280,11 +280,12 @@ def _difference(first: Forward, second: Forward) -> str:
     for name, one, other in named:
         if other is None or one.shape != other.shape:
             return f"{name} has another shape"
-        left, right = one.astype(np.float64), other.astype(np.float64)
+        wide = np.complex128 if np.iscomplexobj(one) else np.float64
+        left, right = one.astype(wide), other.astype(wide)
         odd = ~np.isfinite(left) | ~np.isfinite(right)
         if not np.array_equal(left[odd], right[odd], equal_nan=True):
             return f"{name} is non-finite in other places"
-        distance = float(np.max(np.abs(left - right)[~odd], initial=0.0))
+        distance = float(np.max(np.abs(left[~odd] - right[~odd]), initial=0.0))
         peak = float(np.max(np.abs(left[~odd]), initial=0.0))
         if distance > REPEAT_LIMIT * peak:
             return f"{name} differs by up to {distance:.3g} (its peak is {peak:.3g})"

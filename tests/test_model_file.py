@@ -83,9 +83,7 @@ def test_forms(tmp_path: Path, tail: str) -> None:
     assert bool(loaded.args) != bool(loaded.kwargs)
 
 
-@pytest.mark.parametrize(
-    ("name", "width"), [("Net", 2), ("wide", 3), ("make", 4), ("Zoo.big", 5)]
-)
+@pytest.mark.parametrize(("name", "width"), [("Net", 2), ("wide", 3), ("make", 4), ("Zoo.big", 5)])
 def test_named(tmp_path: Path, name: str, width: int) -> None:
     tail = """
 wide = Net(3)
@@ -116,15 +114,17 @@ def test_a_module_of_a_package(tmp_path: Path) -> None:
 def test_a_file_inside_a_package_may_import_relatively(tmp_path: Path) -> None:
     write(tmp_path, "", "bundle/__init__.py")
     write(tmp_path, HEAD, "bundle/layers.py")
-    path = write(tmp_path, "from .layers import Net, torch\nmodel = Net()\ninputs = torch.ones(1, 2)", "bundle/model.py")
+    path = write(
+        tmp_path, "from .layers import Net, torch\nmodel = Net()\ninputs = torch.ones(1, 2)", "bundle/model.py"
+    )
     assert load(path).label == "model.py"
 
 
 def test_the_models_folder_is_importable_also_later(tmp_path: Path) -> None:
     write(tmp_path, HEAD, "sub/my_layers.py")
     write(tmp_path, "WIDTH = 6", "sub/my_late.py")
-    tail = "from my_layers import *\ndef get_model():\n    from my_late import WIDTH\n    return Net(WIDTH), torch.ones(1, 2)"
-    path = write(tmp_path, tail, "sub/model.py")
+    tail = "def get_model():\n    from my_late import WIDTH\n    return Net(WIDTH), torch.ones(1, 2)"
+    path = write(tmp_path, f"from my_layers import *\n{tail}", "sub/model.py")
     assert load(path).module.fc.out_features == 6
     assert os.fspath(tmp_path / "sub") in sys.path
 

@@ -52,7 +52,10 @@ class Registered:
 
 
 _pytree.register_pytree_node(
-    Registered, lambda v: ([v.inner], None), lambda children, _: Registered(*children), serialized_type_name="t.Registered"
+    Registered,
+    lambda v: ([v.inner], None),
+    lambda children, _: Registered(*children),
+    serialized_type_name="t.Registered",
 )
 
 
@@ -84,7 +87,9 @@ def test_labels(name: str) -> None:
     assert [label for label, _ in leaves(value)] == labels
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n != "none" and not n.startswith(("frozen", "dataclass", "hugging"))])
+@pytest.mark.parametrize(
+    "name", [n for n in CASES if n != "none" and not n.startswith(("frozen", "dataclass", "hugging"))]
+)
 def test_order_is_pytrees(name: str) -> None:
     value, _ = CASES[name]
     assert [id(t) for _, t in leaves(value)] == [id(t) for t in _pytree.tree_leaves(value) if t is not None]
