@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bisect_litert.reports import formats
+from bisect_litert.reports.names import cut_line
 
 MOST_CLASS = 24
 
@@ -58,7 +59,7 @@ def render(lines: Sequence[BlockRow], console: Console) -> None:
 
 
 def _print(console: Console, text: Text) -> None:
-    console.print(text, no_wrap=True, overflow="ellipsis", crop=True)
+    console.print(cut_line(text, console.width, console.options.ascii_only), soft_wrap=True)
 
 
 def _pad(text: str, width: int) -> str:

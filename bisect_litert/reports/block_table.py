@@ -91,19 +91,20 @@ _EXTRA_RANK = 8
 """Columns from this rank on are shown only where no name has to be shortened for them."""
 
 
-def block_lines(record: RunRecord, width: int, *, verbose: bool = False) -> Iterator[Text]:
+def block_lines(record: RunRecord, width: int, *, verbose: bool = False, ascii_only: bool = False) -> Iterator[Text]:
     """Yields the table's header and lines, none wider than `width` cells (at 40 cells or more).
 
     Args:
         record: The run.
         width: Cells there are.
         verbose: One line for every block, whatever their number.
+        ascii_only: Leave room for what the symbols in names become in ASCII.
     """
     places = {block.residency for block in record.blocks}
     # Where all of it ran in one place the header has said so already.
     columns = [c for c in _COLUMNS if c.title != "on" or places & {Residency.CPU, Residency.MIXED}]
     marks = {mark: f"{formats.SYMBOLS[mark]} {mark.value}" for mark in {block.mark for block in record.blocks}}
-    names = [formats.clean(block.name) for block in record.blocks]
+    names = [formats.clean(block.name, ascii_only) for block in record.blocks]
     longest = max(10, *map(cell_len, names))
     stretches = fold(record.blocks, verbose=verbose)
     shown = [stretch[0] for stretch in stretches if len(stretch) == 1]
@@ -112,7 +113,7 @@ def block_lines(record: RunRecord, width: int, *, verbose: bool = False) -> Iter
     layout, name_width = _layout(
         columns, {title: max(map(len, c.values())) for title, c in cells.items()}, longest, room
     )
-    short = dict(zip((b.order for b in record.blocks), shorten_all(names, name_width), strict=True))
+    short = dict(zip((b.order for b in record.blocks), _shortened(names, name_width, ascii_only), strict=True))
     head = GAP.join([_pad("block", name_width), *(f"{title:>{w}}" for _, title, w in layout), "mark"])
     yield Text(head, "dim")
     for stretch in stretches:
@@ -181,11 +182,22 @@ def _layout(
             titles = [(c, c.title if long_titles else c.short) for c in columns if c in ranked]
             layout = [(c, title, max(len(title), widths[c.title])) for c, title in titles]
             left = room - sum(w for _, _, w in layout) - len(GAP) * (len(layout) + 1)
-            extra = ranked[-1].rank >= _EXTRA_RANK
-            wanted = longest if extra or long_titles else min(longest, NAME_MINIMUM)
+            if ranked[-1].rank >= _EXTRA_RANK and not long_titles:
+                continue
+            wanted = longest if long_titles else min(longest, NAME_MINIMUM)
             if left >= wanted or ranked[-1].rank == 0:
                 return layout, max(6, min(left, longest))
         ranked.pop()
+
+
+def _shortened(names: list[str], width: int, ascii_only: bool) -> list[str]:
+    # In ASCII the dots take three cells where they took one, up to twice in a name.
+    found: list[str] = []
+    for cells in range(width, max(width - 5, 1), -1):
+        found = [formats.clean(name, ascii_only) for name in shorten_all(names, cells)]
+        if max(map(cell_len, found)) <= width:
+            break
+    return found
 
 
 def _pad(text: str, width: int) -> str:

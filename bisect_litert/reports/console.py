@@ -13,6 +13,7 @@ from rich.text import Text
 from bisect_litert.record import Mark, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import block_lines
+from bisect_litert.reports.names import cut_line
 from bisect_litert.reports.outcome import EMULATED, cause_words, headline, is_emulated
 
 LABEL_WIDTH = 11
@@ -33,7 +34,7 @@ def render(record: RunRecord, console: Console, *, folder: Path | None = None, v
         printer.blank()
         title = f"Blocks against torch: {EMULATED if is_emulated(record) else 'GPU'}"
         printer.line(Text(title, "bold"))
-        for line in block_lines(record, printer.width, verbose=verbose):
+        for line in block_lines(record, printer.width, verbose=verbose, ascii_only=printer.ascii_only):
             printer.line(line)
         _legend(record, printer)
     printer.blank()
@@ -46,19 +47,20 @@ class _Printer:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._ascii = console.options.ascii_only
+        self.ascii_only = console.options.ascii_only
         self.width = console.width
 
     def blank(self) -> None:
         self._console.print()
 
     def line(self, text: Text) -> None:
-        self._console.print(self._fit(text), no_wrap=True, overflow="ellipsis", crop=True, soft_wrap=False)
+        fitted = cut_line(self._fit(text), self.width, self.ascii_only)
+        self._console.print(fitted, soft_wrap=True)
 
     def labelled(self, label: str, text: Text | str, *, bullet: str = "") -> None:
         """Prints "label   text", the text wrapped within its own column, behind the bullet if there is one."""
         body = self._fit(Text(text) if isinstance(text, str) else text)
-        bullet = formats.clean(bullet, self._ascii)
+        bullet = formats.clean(bullet, self.ascii_only)
         for index, line in enumerate(body.wrap(self._console, max(20, self.width - LABEL_WIDTH - len(bullet)))):
             line.rstrip()
             head, dot = (label, bullet) if index == 0 else ("", " " * len(bullet))
@@ -86,7 +88,7 @@ class _Printer:
         # Piece by piece, because the ASCII form of a symbol may be longer and would shift the styles after it.
         for piece in text.divide(sorted({0, *(s.start for s in text.spans), *(s.end for s in text.spans)} - {0})):
             style = piece.spans[0].style if piece.spans else ""
-            fitted.append(formats.clean(piece.plain, self._ascii), style)
+            fitted.append(formats.clean(piece.plain, self.ascii_only), style)
         return fitted
 
 

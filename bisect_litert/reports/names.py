@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len, set_cell_size
+from rich.text import Text
 
 DOTS = "…"
 
@@ -22,6 +23,17 @@ def shorten(name: str, width: int) -> str:
     while cell_len(head) + cell_len(tail) > keep:
         tail = tail[1:]
     return head + DOTS + tail
+
+
+def cut_line(line: Text, width: int, ascii_only: bool) -> Text:
+    """Returns `line` in at most `width` cells; rich's own ellipsis is a character that ASCII cannot write."""
+    if line.cell_len <= width:
+        return line
+    dots = "..." if ascii_only else DOTS
+    cut = line.copy()
+    cut.truncate(width - cell_len(dots))
+    cut.append(dots)
+    return cut
 
 
 def shorten_all(names: Sequence[str], width: int) -> list[str]:

@@ -93,7 +93,7 @@ class ProgressDrawer:
     def _print(self, line: Text) -> None:
         # The ASCII form of a symbol may be longer and would shift the styles behind it, so there are none.
         text = Text(formats.clean(line.plain, True)) if self._ascii else line
-        self._console.print(text, no_wrap=True, overflow="ellipsis", crop=True)
+        self._console.print(text, no_wrap=True, overflow="crop", crop=True)
 
 
 class _Running:
@@ -107,6 +107,6 @@ class _Running:
 
     def __rich__(self) -> RenderableType:
         clock = f"{formats.seconds(monotonic() - self._started):>9}"
-        text = Text.assemble(self._words, (clock, "dim"), (f"  {self._rest}", "dim"), no_wrap=True, overflow="ellipsis")
+        text = Text.assemble(self._words, (clock, "dim"), (f"  {self._rest}", "dim"), no_wrap=True, overflow="crop")
         self._spinner.update(text=text)
         return self._spinner
