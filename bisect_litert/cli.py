@@ -6,10 +6,11 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -163,10 +164,7 @@ def blocks(model: str, blocks: tuple[str, ...], inputs: Path | None, seed: int) 
     from bisect_litert.reports.block_list import render
 
     rows = [row for row in list_blocks(model, blocks, inputs, seed) if row.selected or not blocks]
-    console = _console()
-    with console.capture() as capture:
-        render(rows, console)
-    _emit(capture.get())
+    _emit(_rendered(lambda console: render(rows, console)))
     return ExitCode.OK
 
 
@@ -245,11 +243,7 @@ def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bo
     else:
         from bisect_litert.reports import console as text
 
-        console = _console()
-        # Captured, because rich itself ends a closed pipe with exit code 1.
-        with console.capture() as capture:
-            text.render(record, console, folder=folder, verbose=verbose)
-        _emit(capture.get())
+        _emit(_rendered(lambda console: text.render(record, console, folder=folder, verbose=verbose)))
 
 
 def _console(stderr: bool = False) -> Console:
@@ -259,20 +253,34 @@ def _console(stderr: bool = False) -> Console:
 
 
 def _emit(text: str) -> None:
-    """Writes the answer. A reader that has seen enough (`| head`) is no error."""
-    try:
+    with _stdout():
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _rendered(draw: Callable[[Console], None]) -> str:
+    """Returns what `draw` prints on stdout; captured, because rich itself ends a closed pipe with exit code 1."""
+    console = _console()
+    # rich writes an empty string to the real stdout at the end, which alone fails where that is full.
+    with _stdout(), console.capture() as capture:
+        draw(console)
+    return capture.get()
+
+
+@contextmanager
+def _stdout() -> Iterator[None]:
+    """Lets a reader that has seen enough (`| head`) go without an error, and says so where stdout is really gone.
+
+    Raises:
+        UsageError: What holds stdout takes no more, for another reason than a closed pipe.
+    """
+    try:
+        yield
     except OSError as error:
         _silence_stdout()
         if error.errno != errno.EPIPE:
-            _stdout_is_gone(error)
-
-
-def _stdout_is_gone(error: OSError) -> NoReturn:
-    raise UsageError(
-        f"The answer cannot be written to stdout: {error.strerror}.", hint="Redirect it elsewhere."
-    ) from None
+            message = f"The answer cannot be written to stdout: {error.strerror}."
+            raise UsageError(message, hint="Redirect it elsewhere.") from None
 
 
 def _silence_stdout() -> None:

@@ -48,10 +48,10 @@ class Bisection(ModuleType):
         self, model: str, patterns: tuple[str, ...], inputs: Path | None, seed: int
     ) -> tuple[BlockLine, ...]:
         self.listed = (model, patterns, inputs, seed)
-        return (
+        return [
             BlockLine("enc", "ModuleList", 1, (), False),
             BlockLine("enc.0", "Block", 2, ("1x16x64",), True),
-        )
+        ]
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_every_option_reaches_the_request(job: Bisection) -> None:
     cli.main(f"{words} --strict --ratio-limit 20 --output-limit 0.5 --no-gpu -q".split())
     assert job.requests == [
         BisectRequest(
-            model="m.py", blocks=("a.*", "b"), inputs=Path("x.npz"), seed=7, out=Path("here"), force=True, tap="reexport",
-            time_limit=9.0, strict=True, ratio_limit=20.0, output_limit=0.5, no_gpu=True,
+            model="m.py", blocks=("a.*", "b"), inputs=Path("x.npz"), seed=7, out=Path("here"), force=True,
+            tap="reexport", time_limit=9.0, strict=True, ratio_limit=20.0, output_limit=0.5, no_gpu=True,
         )
     ]  # fmt: skip
 
@@ -235,8 +235,8 @@ def test_report_refuses_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("model", "label"),
-    [("models/enc.py", "enc"), ("enc.py:Net", "enc"), ("pkg.models.enc:Net", "enc"), ("pkg.enc", "enc"), ("a b.py", "a-b"),
-     ("net.v2.py", "net.v2"), ("m.tflite", "m"), ("..", "model")],
+    [("models/enc.py", "enc"), ("enc.py:Net", "enc"), ("pkg.models.enc:Net", "enc"), ("pkg.enc", "enc"),
+     ("a b.py", "a-b"), ("net.v2.py", "net.v2"), ("m.tflite", "m"), ("..", "model")],
 )  # fmt: skip
 def test_the_folder_is_named_after_the_model(model: str, label: str) -> None:
     assert run_folder.label_of(model) == label
@@ -310,14 +310,13 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: py
 # -- clean interpreters -----------------------------------------------------------------------------------------------
 
 
-def python(code: str, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *words],
         env=environment,
         capture_output=True,
         text=True,
-        **options,
     )
 
 
