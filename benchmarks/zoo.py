@@ -208,6 +208,10 @@ class Slot(threading.Thread):
                 if outcome.exit_code == INTERNAL and not outcome.seconds:
                     outcome = replace(outcome, seconds=round(time.monotonic() - started, 2))
                 self.done.put((name, outcome))
+        with suppress(OSError):
+            if self.process is not None and self.connection is not None:
+                self.connection.send(None)  # it may leave by itself, and what it started with it
+                self.process.join(10)
         self.stop()
 
     def ask(self, name: str) -> Outcome:
@@ -258,6 +262,8 @@ def run_all(names: Sequence[str], cases: Mapping[str, Any], args: argparse.Names
             name, outcome = done.get()
             outcomes[name] = outcome
             print(f"[{len(outcomes):3}/{len(names)}] {line(name, cases[name], outcome)}", flush=True)
+        for slot in slots:
+            slot.join(15)
     except KeyboardInterrupt:
         print("zoo: interrupted; counting what is there.", file=sys.stderr)
     finally:
