@@ -84,6 +84,19 @@ def test_call_needs_no_grad_and_keeps_the_callers_random_state() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
+def test_the_fused_attention_path_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    fused = torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a, **k: used.append(1) or fused(*a, **k))
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.rand(1, 3, 8)
+    with torch.no_grad():
+        layer(x)
+    assert used == [1], "torch no longer takes the fused path here; the next assertion would prove nothing"
+    eager.call(layer, (x,), {})
+    assert used == [1]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_prints_of_the_model_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     class Prints(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -378,7 +378,7 @@ def test_nan_repeats() -> None:
 
 def test_float64() -> None:
     def upcasts(x: torch.Tensor) -> torch.Tensor:
-        return x.float() * torch.ones(4, dtype=torch.float32) + torch.zeros(4)
+        return x.float() * torch.ones(4, dtype=torch.float32) @ torch.eye(4)
 
     class Attribute(nn.Module):
         def __init__(self) -> None:
