@@ -137,7 +137,7 @@ def run(model: str, out: Path | None, as_json: bool, quiet: bool, verbose: bool,
         return ExitCode.CANNOT_TEST
     except UnwrittenError as error:
         # The answer took minutes, and a terminal has room for it where the disk has none.
-        _print_record(error.record, form, None, verbose)
+        _print_record(error.record, form, None, verbose, model)
         raise
     except RunFolderError:
         raise
@@ -145,7 +145,7 @@ def run(model: str, out: Path | None, as_json: bool, quiet: bool, verbose: bool,
         if folder.is_dir():
             error.hint = f"{error.hint}\nLogs and what was computed are in {folder}/.".lstrip()
         raise
-    _print_record(record, form, folder, verbose)
+    _print_record(record, form, folder, verbose, model)
     if interrupted:
         click.echo(_kept(folder), err=True)
     return exit_code(record)
@@ -233,7 +233,7 @@ def _kept(folder: Path) -> str:
     return f"Stopped. {folder}/ keeps what was computed: {', '.join(kept) or 'nothing yet'}."
 
 
-def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bool) -> None:
+def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bool, model: str = "") -> None:
     if form == "json":
         _emit(record.to_json())
     elif form == "md":
@@ -243,7 +243,7 @@ def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bo
     else:
         from bisect_litert.reports import console as text
 
-        _emit(_rendered(lambda console: text.render(record, console, folder=folder, verbose=verbose)))
+        _emit(_rendered(lambda console: text.render(record, console, folder=folder, model=model, verbose=verbose)))
 
 
 def _console(stderr: bool = False) -> Console:

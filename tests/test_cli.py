@@ -134,6 +134,8 @@ def test_a_run_prints_the_answer_and_leaves_the_folder(job: Bisection, capsys: p
     out, err = capsys.readouterr()
     (folder,) = Path().glob("bisect-run-enc-*")
     assert f"bisect-litert report {folder}\n" in out
+    # With its folder, which the record does not hold.
+    assert 'bisect-litert models/enc.py --blocks "enc.b3.**"\n' in out
     assert "Verdict    OVERFLOW in enc.b3" in out
     assert err == ""
     assert {path.name for path in folder.iterdir()} == {run_folder.MARKER, "run.json", "report.md", "divergence.png"}

@@ -19,13 +19,16 @@ from bisect_litert.reports.outcome import EMULATED, cause_words, headline, is_em
 LABEL_WIDTH = 11
 
 
-def render(record: RunRecord, console: Console, *, folder: Path | None = None, verbose: bool = False) -> None:
+def render(
+    record: RunRecord, console: Console, *, folder: Path | None = None, model: str = "", verbose: bool = False
+) -> None:
     """Prints a record.
 
     Args:
         record: The run.
         console: Where to; its width, colours and encoding are respected.
         folder: The run folder as the user can type it; without it, files and commands that need it are left out.
+        model: The model as the user typed it, for commands; the record knows its name only, without folders.
         verbose: Show every block and all refusals instead of folding them.
     """
     printer = _Printer(console)
@@ -39,7 +42,7 @@ def render(record: RunRecord, console: Console, *, folder: Path | None = None, v
         _legend(record, printer)
     printer.blank()
     _verdict(record, printer)
-    _whereabouts(record, printer, folder)
+    _whereabouts(record, printer, folder, model or record.model)
 
 
 class _Printer:
@@ -161,13 +164,14 @@ def _verdict(record: RunRecord, printer: _Printer) -> None:
         printer.labelled("Next", Text(verdict.next_step, "bold"))
 
 
-def _whereabouts(record: RunRecord, printer: _Printer, folder: Path | None) -> None:
+def _whereabouts(record: RunRecord, printer: _Printer, folder: Path | None, model: str) -> None:
     printer.blank()
     if folder is not None:
-        files = ["run.json", *record.files.values()]
+        folders = [f"{name}/" for name in ("tensors", "repro", "logs") if (folder / name).is_dir()]
+        files = ["run.json", *record.files.values(), *folders]
         printer.unwrapped("Files", f"{folder}/")
         printer.packed("", dict.fromkeys(files))
-    for index, command in enumerate(_commands(record, folder)):
+    for index, command in enumerate(_commands(record, folder, model)):
         printer.unwrapped("Commands" if index == 0 else "", command)
     # Runs that were not needed are no news, failed ones are.
     trouble = [run for run in record.runs if run.status in ("failed", "crashed", "timed out")]
@@ -180,11 +184,11 @@ def _whereabouts(record: RunRecord, printer: _Printer, folder: Path | None) -> N
         printer.labelled("Took", formats.seconds(record.seconds))
 
 
-def _commands(record: RunRecord, folder: Path | None) -> Iterator[str]:
-    inside = formats.look_inside(record)
+def _commands(record: RunRecord, folder: Path | None, model: str) -> Iterator[str]:
+    inside = formats.look_inside(record, model)
     if inside:
         yield inside
     elif not record.culprits and not record.settings.inputs:
-        yield f"bisect-litert {formats.quote(record.model)} --inputs yours.npz"
+        yield f"bisect-litert {formats.quote(model)} --inputs yours.npz"
     if folder is not None:
         yield f"bisect-litert report {formats.quote(str(folder))}"

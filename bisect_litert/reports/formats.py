@@ -141,13 +141,13 @@ def is_leaf(class_name: str) -> bool:
     return class_name in _LEAVES or _LEAF_FAMILIES.match(class_name) is not None
 
 
-def look_inside(record: RunRecord) -> str:
+def look_inside(record: RunRecord, model: str) -> str:
     """Returns the command that takes the first culprit apart, empty where it has no parts."""
     names = [culprit.block for culprit in record.culprits]
     block = next((b for b in record.blocks if names and b.name == names[0]), None)
     if block is None or not block.module or is_leaf(block.class_name):
         return ""
-    return f"bisect-litert {shlex.quote(record.model)} --blocks {glob(block.module + '.**')}"
+    return f"bisect-litert {shlex.quote(model)} --blocks {glob(block.module + '.**')}"
 
 
 def quote(word: str) -> str:
