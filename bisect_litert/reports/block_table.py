@@ -72,7 +72,7 @@ def _known(value: float) -> str:
 
 
 def _expected(_: RunRecord, block: BlockResult) -> str:
-    return _known(block.expected * block.allowance)
+    return _known(block.expected)
 
 
 _COLUMNS = (

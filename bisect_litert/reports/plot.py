@@ -50,7 +50,7 @@ def save(record: RunRecord, path: Path) -> None:
     series = [
         _Series("cumulative", [_value(on_target(record, b)) for b in blocks], "#1b1b1b", "-", "o"),
         _Series("local", [_value(local_on_target(record, b)) for b in blocks], "#c2410c", "--", "s"),
-        _Series("expected", [b.expected * b.allowance for b in blocks], "#6b8fb5", ":", ""),
+        _Series("expected", [b.expected for b in blocks], "#6b8fb5", ":", ""),
     ]
     low, high = _limits(series)
     axes.set_yscale("log")
