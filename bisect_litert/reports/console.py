@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from bisect_litert.record import Mark, RunRecord
+from bisect_litert.record import Cause, Mark, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import block_lines
 from bisect_litert.reports.names import cut_line
@@ -188,7 +188,7 @@ def _commands(record: RunRecord, folder: Path | None, model: str) -> Iterator[st
     inside = formats.look_inside(record, model)
     if inside:
         yield inside
-    elif not record.culprits and not record.settings.inputs:
+    elif record.verdict.cause is Cause.NONE and not record.settings.inputs:
         yield f"bisect-litert {formats.quote(model)} --inputs yours.npz"
     if folder is not None:
         yield f"bisect-litert report {formats.quote(str(folder))}"
