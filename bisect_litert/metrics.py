@@ -10,14 +10,16 @@ from bisect_litert.record import Comparison
 
 FP16_MAX = 65504.0
 FP16_UNIT = 2.0**-11
-"""Largest relative error of rounding to fp16's 11 significant bits (IEEE 754-2019, binary16): half a unit in the last place."""
+"""Largest relative error of rounding to fp16's 11 significant bits (IEEE 754-2019, binary16): half a unit in the last
+place."""
 CHUNK = 1 << 20
 
 
 def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
     """Compares a target with a reference of the same size.
 
-    Relative L2 error, correlation, SNR and scale are taken over the elements that are finite on both sides; the others are counted.
+    Relative L2 error, correlation, SNR and scale are taken over the elements that are finite on both sides; the
+    others are counted.
     Where both are infinite with the same sign, or both are NaN, they agree and are left out.
 
     Args:
@@ -75,8 +77,10 @@ class _Totals:
         ref_ok, out_ok = np.isfinite(ref), np.isfinite(out)
         self.ref_nonfinite += int(ref.size - np.count_nonzero(ref_ok))
         self.nonfinite += int(out.size - np.count_nonzero(out_ok))
-        # An infinity of the reference may come out as any huge value; a NaN in its place is new, as is anything else non-finite.
-        self.new_nonfinite += int(np.count_nonzero(~out_ok & ref_ok) + np.count_nonzero(np.isnan(out) & np.isinf(ref)))
+        # An infinity of the reference may come out as any huge value; a NaN or the other infinity in its place is new, as
+        # is anything non-finite in place of a number.
+        replaced = ~out_ok & (ref_ok | (np.isinf(ref) & (out != ref)))
+        self.new_nonfinite += int(np.count_nonzero(replaced))
         self.zeros += int(np.count_nonzero(out == 0))
         self.new_zeros += int(np.count_nonzero((out == 0) & (np.abs(ref) > visible) & ref_ok))
         self.saturated += int(np.count_nonzero((np.abs(out) >= FP16_MAX) & (np.abs(ref) < FP16_MAX)))

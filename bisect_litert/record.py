@@ -97,7 +97,8 @@ class Comparison:
 
     elements: int
     relative_l2: float
-    """||target - reference|| / ||reference||, over elements finite on both sides; inf where the reference is all zero and the
+    """||target - reference|| / ||reference||, over elements finite on both sides; inf where the reference is all zero
+    and the
     target is not; nan when nothing is left to compare."""
     correlation: float
     """Pearson correlation over elements finite on both sides; nan when either side is constant."""
@@ -112,7 +113,7 @@ class Comparison:
     nonfinite: int
     """NaN or infinite in the target."""
     new_nonfinite: int
-    """NaN or infinite in the target where the reference is finite, or NaN where the reference is infinite."""
+    """NaN or infinite in the target where the reference is finite, or NaN or the other infinity where it is infinite."""
     reference_nonfinite: int
     zeros: int
     """Exactly zero in the target."""
@@ -180,7 +181,8 @@ class BlockResult:
     ratio: float
     """Target's local relative L2 error / max(expected, half an fp16 unit); nan if unknown."""
     amplification: float
-    """Cumulative error after the block / largest cumulative error of its inputs (or half an fp16 unit); nan if unknown."""
+    """Cumulative error after the block / largest cumulative error of its inputs (or half an fp16 unit); nan if
+    unknown."""
 
     @property
     def reference_peak(self) -> float:
@@ -207,6 +209,8 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """What a run comes to."""
+
     cause: Cause
     diverged: bool
     summary: str
@@ -255,6 +259,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class InputInfo:
+    """One input tensor of the model."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -344,18 +350,25 @@ class RunRecord:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RunFolderError(f"{folder} is not a run folder: it has no {RUN_FILE}.",
-                                 hint="Give the folder that a bisect-litert run printed.") from None
+            raise RunFolderError(
+                f"{folder} is not a run folder: it has no {RUN_FILE}.",
+                hint="Give the folder that a bisect-litert run printed.",
+            ) from None
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}.", hint="Run bisect-litert again.") from None
         version = data.get("schema") if isinstance(data, dict) else None
         if version != SCHEMA_VERSION:
-            raise RunFolderError(f"{path} has schema {version}, this version reads {SCHEMA_VERSION}.",
-                                 hint="Use the bisect-litert that wrote it, or run again.")
+            raise RunFolderError(
+                f"{path} has schema {version}, this version reads {SCHEMA_VERSION}.",
+                hint="Use the bisect-litert that wrote it, or run again.",
+            )
         try:
-            return _converter().structure(data, cls)
+            record: RunRecord = _converter().structure(data, cls)
+            return record
         except Exception as error:
-            raise RunFolderError(f"{path} is damaged: {type(error).__name__}.", hint="Run bisect-litert again.") from None
+            raise RunFolderError(
+                f"{path} is damaged: {type(error).__name__}.", hint="Run bisect-litert again."
+            ) from None
 
 
 _WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}

@@ -1,0 +1,226 @@
+"""Comparisons against values worked out by hand, and properties that hold for any pair of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import inf, isnan, log10, nan, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bisect_litert import metrics
+from bisect_litert.metrics import FP16_UNIT, compare
+from bisect_litert.record import Comparison
+
+EDGES = [0.0, -0.0, 1.0, -3.0, 65503.0, 65504.0, -65504.0, 1e6, 1e-30, inf, -inf, nan]
+VALUES = st.one_of(st.sampled_from(EDGES), st.integers(-100, 100).map(float))
+PAIRS = st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=40)
+
+
+def of(reference: Any, target: Any, dtype: Any = np.float32) -> Comparison:
+    return compare(reference=np.asarray(reference, dtype), target=np.asarray(target, dtype))
+
+
+def same(a: Comparison, b: Comparison, rel: float = 1e-9) -> bool:
+    return asdict(a) == pytest.approx(asdict(b), rel=rel, abs=1e-12, nan_ok=True)
+
+
+def columns(pairs: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
+    table = np.array(pairs, np.float64)
+    return table[:, 0], table[:, 1]
+
+
+def test_by_hand() -> None:
+    c = of([3.0, 4.0, 0.0, 0.0], [3.0, 4.5, 0.0, -1.0])
+    assert c.elements == 4
+    assert c.relative_l2 == pytest.approx(sqrt(0.25 + 1.0) / 5)
+    assert c.snr_db == pytest.approx(10 * log10(25 / 1.25))
+    assert c.scale == pytest.approx((9 + 18) / 25)
+    assert c.max_abs_error == 1.0
+    assert (c.reference_peak, c.target_peak) == (4.0, 4.5)
+    assert c.correlation == pytest.approx(np.corrcoef([3, 4, 0, 0], [3, 4.5, 0, -1])[0, 1])
+    assert (c.zeros, c.new_zeros, c.nonfinite, c.new_nonfinite, c.saturated, c.unwritten) == (1, 0, 0, 0, 0, 0)
+    assert c.finite_agreement
+
+
+def test_equal_tensors() -> None:
+    c = of([1.0, -2.0], [1.0, -2.0])
+    assert (c.relative_l2, c.snr_db, c.scale, c.max_abs_error) == (0.0, inf, 1.0, 0.0)
+    assert c.correlation == pytest.approx(1.0)
+
+
+def test_the_unit_is_what_rounding_to_fp16_costs_at_most() -> None:
+    values = np.random.default_rng(0).uniform(1, 2, 100_000).astype(np.float32)
+    error = np.abs(values.astype(np.float16).astype(np.float64) - values) / values
+    assert 0.99 * FP16_UNIT < error.max() <= FP16_UNIT
+
+
+def test_a_nan_is_counted_and_leaves_the_rest_as_it_is() -> None:
+    c = of([1.0, 2.0, 3.0, 4.0], [1.0, nan, 3.0, 5.0])
+    assert (c.nonfinite, c.new_nonfinite) == (1, 1)
+    assert c.relative_l2 == pytest.approx(1 / sqrt(1 + 9 + 16))
+    assert not c.finite_agreement
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+def test_nothing_finite_left_is_no_number(bad: float) -> None:
+    c = of([1.0, 2.0], [bad, bad])
+    assert isnan(c.relative_l2)
+    assert isnan(c.correlation)
+    assert isnan(c.snr_db)
+    assert isnan(c.max_abs_error)
+    assert c.new_nonfinite == 2
+    assert c.saturated == (0 if isnan(bad) else 2)
+
+
+@pytest.mark.parametrize(
+    ("reference", "target", "new"),
+    [
+        (inf, inf, 0),
+        (-inf, -inf, 0),
+        (nan, nan, 0),
+        (inf, 7e4, 0),
+        (inf, nan, 1),
+        (inf, -inf, 1),
+        (1.0, inf, 1),
+        (1.0, nan, 1),
+        (1.0, 2.0, 0),
+    ],
+)
+def test_which_nonfinite_values_are_new(reference: float, target: float, new: int) -> None:
+    c = of([1.0, reference], [1.0, target])
+    assert c.new_nonfinite == new
+    assert c.finite_agreement == (new == 0)
+    assert c.reference_nonfinite == int(not np.isfinite(reference))
+
+
+def test_an_unwritten_element_is_no_agreement() -> None:
+    one = np.ones(3, np.float32)
+    assert not compare(reference=one, target=one, unwritten=1).finite_agreement
+
+
+def test_an_all_zero_reference() -> None:
+    assert of([0.0, 0.0], [0.0, 0.0]).relative_l2 == 0.0
+    c = of([0.0, 0.0], [0.0, 1e-9])
+    assert c.relative_l2 == inf
+    assert c.snr_db == -inf
+    assert isnan(c.scale)
+    assert isnan(c.correlation)
+
+
+def test_an_all_zero_target() -> None:
+    c = of([1.0, 2.0, 0.01], [0.0, 0.0, 0.0])
+    assert c.relative_l2 == 1.0
+    assert c.scale == 0.0
+    assert isnan(c.correlation)
+    # 0.01 is below a tenth of the root mean square: its loss is no finding.
+    assert (c.zeros, c.new_zeros) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("reference", "target"), [([5, 5, 5], [1, 2, 3]), ([1, 2, 3], [5, 5, 5]), ([0.1] * 3, [0.1] * 3)]
+)
+def test_correlation_with_a_constant_is_undefined(reference: list[float], target: list[float]) -> None:
+    assert isnan(of(reference, target).correlation)
+
+
+def test_correlation_survives_a_large_mean() -> None:
+    rng = np.random.default_rng(1)
+    noise, other = rng.standard_normal((2, 1000))
+    reference, target = 1e8 + noise, -1e8 + noise + 0.1 * other
+    c = of(reference, target, np.float64)
+    assert c.correlation == pytest.approx(np.corrcoef(reference, target)[0, 1], abs=1e-6)
+    assert 0.99 < c.correlation < 0.999
+
+
+def test_correlation_does_not_see_what_scale_does() -> None:
+    reference = np.random.default_rng(2).standard_normal(100)
+    c = of(reference, 6 * reference)
+    assert c.correlation == pytest.approx(1.0)
+    assert c.scale == pytest.approx(6.0)
+    assert c.relative_l2 == pytest.approx(5.0, rel=1e-6)
+
+
+def test_saturated() -> None:
+    c = of([1e5, 6e4, -6e4, 6e4, 7e4], [65504, 65504, -inf, 6e4, inf])
+    assert c.saturated == 2
+    assert c.target_peak == 65504.0
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8, np.float16])
+def test_other_dtypes(dtype: Any) -> None:
+    c = of([3, 4, 0], [3, 0, 0], dtype)
+    assert c.relative_l2 == pytest.approx(4 / 5)
+    assert (c.zeros, c.new_zeros) == (2, 1)
+
+
+def test_small_integers_do_not_wrap_around() -> None:
+    assert of([127, 0], [-128, 0], np.int8).max_abs_error == 255.0
+
+
+def test_booleans() -> None:
+    c = of([True, True, False, False], [True, False, False, True], np.bool_)
+    assert c.relative_l2 == pytest.approx(1.0)
+    assert c.max_abs_error == 1.0
+
+
+def test_shapes_need_the_same_size_only() -> None:
+    x = np.arange(6, dtype=np.float32)
+    assert compare(reference=x.reshape(2, 3), target=x.reshape(6, 1)).relative_l2 == 0.0
+    assert compare(reference=np.float32(2).reshape(()), target=np.array([2], np.float32)).relative_l2 == 0.0
+    with pytest.raises(ValueError, match="cannot compare"):
+        compare(reference=x, target=x[:5])
+
+
+def test_empty_tensors() -> None:
+    c = of([], [])
+    assert c.elements == 0
+    assert isnan(c.relative_l2)
+    assert c.finite_agreement
+
+
+@given(PAIRS, st.integers(1, 7))
+@settings(max_examples=150, deadline=None)
+def test_chunks_make_no_difference(pairs: list[tuple[float, float]], chunk: int) -> None:
+    reference, target = columns(pairs)
+    whole = compare(reference=reference, target=target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "CHUNK", chunk)
+        assert same(compare(reference=reference, target=target), whole)
+
+
+@given(st.lists(st.tuples(st.integers(-100, 100), st.integers(-100, 100)), min_size=1, max_size=40), st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_order_makes_no_difference(pairs: list[tuple[float, float]], random: Any) -> None:
+    mixed = list(pairs)
+    random.shuffle(mixed)
+    assert same(of(*columns(pairs)), of(*columns(mixed)))
+
+
+@given(PAIRS, st.integers(-20, 20))
+@settings(max_examples=100, deadline=None)
+def test_scaling_both_leaves_the_relative_measures(pairs: list[tuple[float, float]], power: int) -> None:
+    reference, target = columns(pairs)
+    a = compare(reference=reference, target=target)
+    b = compare(reference=reference * 2.0**power, target=target * 2.0**power)
+    for name in ("relative_l2", "correlation", "snr_db", "scale"):
+        assert getattr(b, name) == pytest.approx(getattr(a, name), nan_ok=True), name
+    assert (b.nonfinite, b.new_nonfinite, b.zeros, b.new_zeros) == (a.nonfinite, a.new_nonfinite, a.zeros, a.new_zeros)
+
+
+@given(PAIRS)
+@settings(max_examples=150, deadline=None)
+def test_what_is_not_finite_is_counted_and_never_replaced(pairs: list[tuple[float, float]]) -> None:
+    reference, target = columns(pairs)
+    c = compare(reference=reference, target=target)
+    finite = np.isfinite(reference) & np.isfinite(target)
+    rest = compare(reference=reference[finite], target=target[finite])
+    assert c.nonfinite == np.count_nonzero(~np.isfinite(target))
+    assert c.new_nonfinite >= np.count_nonzero(~np.isfinite(target) & np.isfinite(reference))
+    assert c.max_abs_error == pytest.approx(rest.max_abs_error, nan_ok=True)
+    # A reference that is finite where the target is not still counts as power nowhere: error and reference pair up.
+    assert c.relative_l2 == pytest.approx(rest.relative_l2, nan_ok=True)
+    assert isnan(c.relative_l2) == (not finite.any())
