@@ -1,6 +1,7 @@
 """The order of things: load, convert once, tap, run, measure, search, heal, judge, write.
 
-Stages know nothing of each other; this is the one place where they meet. `run_bisection` is what the command line calls,
+Stages know nothing of each other; this is the one place where they meet. `run_bisection` is what the command line
+calls,
 `bisect` what Python code calls; both end in `_Bisection`.
 """
 
@@ -26,10 +27,11 @@ from bisect_litert.gate import choose_taps
 from bisect_litert.graph import Graph
 from bisect_litert.healing import Investigation, investigate
 from bisect_litert.jobs import Job
+from bisect_litert.judging import Findings, judge
 from bisect_litert.metrics import compare
 from bisect_litert.readings import OUTPUT, flow
 from bisect_litert.record import Cause, RunRecord, TapOrigin, Verdict
-from bisect_litert.recording import Findings, judge, write_record
+from bisect_litert.recording import write_record
 from bisect_litert.reference import Forward, TorchReference, tapped_module
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
 from bisect_litert.runners import Runner
@@ -50,7 +52,7 @@ def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
         Interrupted: Ctrl-C; carries what was found so far, already written.
     """
     run_folder.check(run_folder.plan(request.out, run_folder.label_of(request.model)), request.force)
-    with _stage(on_progress, "load model"):
+    with _Stage(on_progress, "load model"):
         loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
     return _Bisection(loaded, request, on_progress).run()
 
@@ -102,7 +104,7 @@ def list_blocks(model: str, patterns: Sequence[str], inputs: Path | None, seed: 
     )
 
 
-class _stage:  # noqa: N801 (reads as a statement)
+class _Stage:
     """Reports a stage's start and end."""
 
     def __init__(self, on_progress: OnProgress, name: str) -> None:
@@ -127,7 +129,9 @@ class _Bisection:
 
     def run(self) -> RunRecord:
         selected = block_stage.select(self.loaded.module, self.request.blocks)
-        self.reference = TorchReference(self.loaded.module, self.loaded.args, self.loaded.kwargs, selected, self.settings.seed)
+        self.reference = TorchReference(
+            self.loaded.module, self.loaded.args, self.loaded.kwargs, selected, self.settings.seed
+        )
         with self._stage("torch"):
             self._check_reference()
         self.folder = run_folder.create(self.request.out, run_folder.label_of(self.request.model), self.request.force)
@@ -139,7 +143,10 @@ class _Bisection:
                 self._work(work)
         except KeyboardInterrupt:
             self.known.verdict = Verdict(
-                Cause.CANNOT_TEST, False, f"Interrupted after {self.known.last_stage}; nothing was decided.", "Run it again."
+                Cause.CANNOT_TEST,
+                False,
+                f"Interrupted after {self.known.last_stage}; nothing was decided.",
+                "Run it again.",
             )
             raise Interrupted(self._write()) from None
         except BisectError as error:
@@ -153,9 +160,9 @@ class _Bisection:
     def _write(self) -> RunRecord:
         return write_record(self.known, self.folder)
 
-    def _stage(self, name: str) -> _stage:
+    def _stage(self, name: str) -> _Stage:
         self.known.last_stage = name
-        return _stage(self.tell, name)
+        return _Stage(self.tell, name)
 
     def _check_reference(self) -> None:
         truth = self.truth = self.known.truth = self.reference.run()
@@ -163,18 +170,23 @@ class _Bisection:
         bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if v.dtype.kind == "f" and np.isnan(v).any()]
         if bad:
             raise UnfitReferenceError(
-                f"PyTorch's own result holds NaN at {bad[0]}.", hint="Fix the model or its inputs first: there is no right answer to compare with."
+                f"PyTorch's own result holds NaN at {bad[0]}.",
+                hint="Fix the model or its inputs first: there is no right answer to compare with.",
             )
         wobbly = self.reference.repeatable()
         if wobbly:
-            raise UnfitReferenceError(wobbly, hint="Make the model deterministic (eval mode, fixed noise) to have something to compare with.")
+            raise UnfitReferenceError(
+                wobbly, hint="Make the model deterministic (eval mode, fixed noise) to have something to compare with."
+            )
 
     # -- the graph and its taps ----------------------------------------------------------------------------------------
 
     def _work(self, work: Path) -> None:
         logs = self.folder / "logs"
         with self._stage("convert"):
-            plain = convert(self.loaded.module, self.loaded.args, self.loaded.kwargs, work / "model.tflite", logs / "convert.log")
+            plain = convert(
+                self.loaded.module, self.loaded.args, self.loaded.kwargs, work / "model.tflite", logs / "convert.log"
+            )
         self.known.plain = plain
         self.inputs = input_names(plain, self.loaded.args, self.loaded.kwargs)
         with self._stage("find taps"):
@@ -184,7 +196,8 @@ class _Bisection:
         self._measure(plain, tapped, work, cost)
 
     def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float]]:
-        """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to be."""
+        """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to
+        be."""
         truth = self.truth
         double = self.reference.run64()
         forced = self.reference.force64(truth.taps) if double else None
@@ -204,10 +217,17 @@ class _Bisection:
         notes: list[str] = []
         if absent:
             again = tapping.reexport(
-                lambda keys: tapped_module(self.reference, keys), absent, labels, self.loaded.args, self.loaded.kwargs, work / "tapped.tflite", logs / "reexport.log"
+                lambda keys: tapped_module(self.reference, keys),
+                absent,
+                labels,
+                self.loaded.args,
+                self.loaded.kwargs,
+                work / "tapped.tflite",
+                logs / "reexport.log",
             )
             if again is None:
-                notes.append(f"{len(absent)} block outputs have no partner in the graph and could not be added to it: {', '.join(absent[:5])}.")
+                some = ", ".join(absent[:5])
+                notes.append(f"{len(absent)} block outputs are not in the graph and could not be added to it: {some}.")
             else:
                 graph, known, outputs = again
                 values = self._all_values(graph, work, "values-again")
@@ -223,10 +243,11 @@ class _Bisection:
                 hint="Return each tensor once, as a tensor.",
             )
         for label, port in zip(labels, ports, strict=True):
-            if graph.tensors[port.tensor].size != self.truth.outputs[label].size or not _readable(graph.tensors[port.tensor].dtype):
+            got, wanted = graph.tensors[port.tensor], self.truth.outputs[label]
+            if got.size != wanted.size or not _readable(got.dtype):
                 raise ConversionError(
-                    f"output {label} is {graph.tensors[port.tensor].dtype} {list(graph.tensors[port.tensor].shape)} in the converted graph and "
-                    f"{self.truth.outputs[label].dtype} {list(self.truth.outputs[label].shape)} in PyTorch.",
+                    f"output {label} is {got.dtype} {list(got.shape)} in the converted graph and "
+                    f"{wanted.dtype} {list(wanted.shape)} in PyTorch.",
                     hint="Return real tensors of a fixed size; for complex values use torch.view_as_real.",
                 )
         return {label: port.name for label, port in zip(labels, ports, strict=True)}
@@ -236,7 +257,8 @@ class _Bisection:
         result = self.runner.run([Job(name, path, "interpreter", self.inputs, tensors="all")])[name]
         if not result.ok:
             raise RunnerError(
-                f"LiteRT cannot run the converted graph on the CPU: {result.status}: {result.detail}.", hint="See logs in the run folder.",
+                f"LiteRT cannot run the converted graph on the CPU: {result.status}: {result.detail}.",
+                hint="See logs in the run folder.",
                 detail=result.log_text[-2000:],
             )
         inputs = {p.tensor: self.inputs[p.name] for p in graph.inputs if p.name in self.inputs}
@@ -249,7 +271,12 @@ class _Bisection:
         located = [t for t in tapped.taps if t.tensor >= 0]
         graph = tap_graph(tapped.graph, [t.tensor for t in located], tapped.outputs)
         evaluator = Evaluator(
-            self.runner, work, self.inputs, tapped.taps, {k: v.shape for k, v in truth.outputs.items()}, tapped.tame,
+            self.runner,
+            work,
+            self.inputs,
+            tapped.taps,
+            {k: v.shape for k, v in truth.outputs.items()},
+            tapped.tame,
             lambda job: self.tell(Progress(f"run {job}", state="info")),
         )
         with self._stage("run cpu, fp16"):
@@ -309,12 +336,17 @@ def _output_tensors(graph: Graph, outputs: Mapping[str, str]) -> dict[str, int]:
 
 
 def _owners(tapped: tapping.Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:
-    """The block each float output of the model belongs to: the one whose tensor it is, else what follows the last block."""
+    """The block each float output of the model belongs to: the one whose tensor it is, else what follows the last
+    block."""
     owners: dict[str, str] = {}
     inputs = {port.tensor for port in tapped.graph.inputs}
     for label, tensor in outputs.items():
         same = [t for t in tapped.taps if t.tensor == tensor and tensor >= 0]
         if tensor in inputs:
-            same = [t for t in tapped.taps if t.origin is TapOrigin.INPUT and np.array_equal(truth.taps[t.key], truth.outputs[label])]
+            same = [
+                t
+                for t in tapped.taps
+                if t.origin is TapOrigin.INPUT and np.array_equal(truth.taps[t.key], truth.outputs[label])
+            ]
         owners[label] = same[-1].block if same else OUTPUT
     return owners

@@ -47,7 +47,11 @@ def _explain(error: Exception) -> ConversionError:
     """Finds the sentence in a converter's exception that a person can act on."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"(?i)not (?:be )?(?:legal|support|implement)|unsupported|no lowering|failed to|error:", line)]
+    telling = [
+        line
+        for line in lines
+        if re.search(r"(?i)not (?:be )?(?:legal|support|implement)|unsupported|no lowering|failed to|error:", line)
+    ]
     first = (telling or lines or [type(error).__name__])[0]
     op = re.search(r"\b(?:aten|torchvision|prims|mhlo|stablehlo|vhlo|tfl)\.[A-Za-z_0-9.]+", text)
     place = re.search(r"[\w.]+/[\w./]*\w", " ".join(lines[:40]) if op else "")
@@ -77,7 +81,8 @@ def _tail(text: str, lines: int = 12) -> str:
 def input_names(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the value of each signature input, by its name.
 
-    litert-torch flattens (args, kwargs) in pytree order and names the inputs after their path; an input that the graph does not use keeps
+    litert-torch flattens (args, kwargs) in pytree order and names the inputs after their path; an input that the
+    graph does not use keeps
     its place. Names are matched where they can be, order decides where they cannot.
 
     Raises:

@@ -15,7 +15,8 @@ from bisect_litert.record import Cause, Comparison, Settings
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was measured at one tensor of one block call. The order of a sequence of readings is that of the data flow."""
+    """What was measured at one tensor of one block call. The order of a sequence of readings is that of the data
+    flow."""
 
     tap: str
     block: str
@@ -59,15 +60,15 @@ class Reading:
 def limit(reading: Reading, settings: Settings) -> float:
     """Largest local relative L2 error that an honest fp16 device may show at a block.
 
-    `ratio_limit` times what rounding costs; more where long sums may be accumulated in fp16, but never more than a model output may be off.
+    `ratio_limit` times what rounding costs; more where long sums may be accumulated in fp16, but never more than a
+    model output may be off.
     """
-    return max(
-        settings.ratio_limit * reading.cost, min(2 * reading.allowance * reading.cost, settings.output_limit)
-    )
+    return max(settings.ratio_limit * reading.cost, min(2 * reading.allowance * reading.cost, settings.output_limit))
 
 
 def out_of_line(comparison: Comparison | None, allowed: float) -> bool:
-    """Whether a comparison shows more than an allowed relative L2 error, or anything non-finite that the reference has not."""
+    """Whether a comparison shows more than an allowed relative L2 error, or anything non-finite that the reference
+    has not."""
     if comparison is None:
         return False
     if not comparison.finite_agreement:
@@ -86,7 +87,8 @@ def misconverted(reading: Reading, settings: Settings) -> bool:
 
 
 def leaves_range(reading: Reading, settings: Settings) -> bool:
-    """Whether fp16's range, and not its digits, is what the block loses: emulated fp16 is off where unlimited range is not."""
+    """Whether fp16's range, and not its digits, is what the block loses: emulated fp16 is off where unlimited range
+    is not."""
     return out_of_line(reading.half, limit(reading, settings)) or reading.accumulated > 65504.0
 
 
@@ -112,7 +114,8 @@ def _shares_fault(reading: Reading, settings: Settings) -> bool:
         return True
     if not out_of_line(reading.fp32, max(settings.conversion_limit, 100 * reading.fp32_cost)):
         return False
-    # fp32 arithmetic differs from torch's too (fast exp, sin of large numbers); a share of the fault is what makes it the same one.
+    # fp32 arithmetic differs from torch's too (fast exp, sin of large numbers); a share of the fault is what makes it
+    # the same one.
     return not reading.local.finite_agreement or reading.fp32.relative_l2 > 0.1 * reading.local.relative_l2
 
 
@@ -153,7 +156,8 @@ def find_loss(readings: Sequence[Reading], settings: Settings) -> tuple[list[str
     """Explains model outputs that are out of line though no block is faulty.
 
     Returns:
-        The blocks where digits are lost in one jump, and whether an output is out of line at all. No block though an output is out of
+        The blocks where digits are lost in one jump, and whether an output is out of line at all. No block though an
+        output is out of
         line means that the error compounds.
     """
     if not any(r.output and out_of_line(r.cumulative, settings.output_limit) for r in readings):

@@ -5,18 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isinf, isnan
 
-from bisect_litert.culprits import Reading, limit
+from bisect_litert.culprits import Reading, limit, out_of_line
 from bisect_litert.ranges import RangeFault
 from bisect_litert.record import Cause, Comparison, Culprit, Settings, Verdict
 
 ADVICE = {
-    Cause.OVERFLOW: "Scale the values down before the operation that leaves the range and normalise the scaled values, or keep this block in fp32.",
-    Cause.PRECISION_LOSS: "Keep large offsets, positions and long sums out of fp16: subtract before you add, reduce the range first, or precompute.",
-    Cause.PRECISION_COMPOUNDING: "No single block is to blame. Keep the deepest part in fp32 or on the CPU, or re-normalise between blocks.",
-    Cause.WRONG_KERNEL: "Not a matter of precision: rewrite the operation (rank 4, constants as inputs), or keep it off the GPU, and report it upstream.",
-    Cause.CONVERSION: "The .tflite already differs on the CPU: rewrite the operation for the converter, and report it to litert-torch.",
+    Cause.OVERFLOW: (
+        "Scale the values down before the operation that leaves the range and normalise the scaled values, or keep "
+        "this block in fp32."
+    ),
+    Cause.PRECISION_LOSS: (
+        "Keep large offsets, positions and long sums out of fp16: subtract before you add, reduce the range first, or "
+        "precompute."
+    ),
+    Cause.PRECISION_COMPOUNDING: (
+        "No single block is to blame. Keep the deepest part in fp32 or on the CPU, or re-normalise between blocks."
+    ),
+    Cause.WRONG_KERNEL: (
+        "Not a matter of precision: rewrite the operation (rank 4, constants as inputs) or keep it off the GPU, and "
+        "report it upstream."
+    ),
+    Cause.CONVERSION: (
+        "The .tflite already differs on the CPU: rewrite the operation for the converter, and report it to "
+        "litert-torch."
+    ),
     Cause.TAP_EFFECT: "The delegate's fusion across this block decides; test a rewrite on the untapped model only.",
-    Cause.ALIASED_OUTPUT: "Return a copy that the converter cannot fold: multiply the output by an input that holds 1.0, or reshape it.",
+    Cause.ALIASED_OUTPUT: (
+        "Return a copy that the converter cannot fold: multiply the output by an input that holds 1.0, or reshape it."
+    ),
     Cause.UNWRITTEN_OUTPUT: "Return each tensor once, and do not return an input unchanged.",
     Cause.REJECTED: "Rewrite the refused operations if they are to run on the GPU.",
     Cause.CPU_FALLBACK: "Nothing ran on the GPU. Rewrite the refused operations, then test again.",
@@ -66,52 +82,57 @@ def evidence(
 ) -> tuple[str, ...]:
     """Returns the sentences that carry a culprit's cause, strongest first."""
     found: list[str] = []
-    if fault is not None and cause is Cause.OVERFLOW:
-        found.append(fault.sentence() + ".")
-    if accumulated and cause is Cause.OVERFLOW:
-        found.append(accumulated)
-    local = reading.local
-    if local is not None and cause is not Cause.CONVERSION:
+    allowed = limit(reading, settings)
+    local, fp32, half, cpu = reading.local, reading.fp32, reading.half, reading.cpu
+    if cause is Cause.OVERFLOW:
+        found += [f"{fault.sentence()}."] if fault is not None else []
+        found += [accumulated] if accumulated else []
+    if cause is Cause.CONVERSION and cpu is not None:
+        explained = number(max(settings.conversion_limit, 100 * reading.fp32_cost))
+        found.append(
+            f"LiteRT on the CPU already differs from PyTorch at this block's own inputs: {shows(cpu)}; fp32 arithmetic "
+            f"explains {explained}."
+        )
+    elif local is not None:
         found.append(
             f"At its own inputs {shows(local)}; rounding to fp16 would cost {number(reading.cost)}, the limit here is "
-            f"{number(limit(reading, settings))}."
+            f"{number(allowed)}."
         )
-    if cause is Cause.CONVERSION and reading.cpu is not None:
-        found.append(
-            f"LiteRT on the CPU already differs from PyTorch at this block's own inputs: {shows(reading.cpu)}; fp32 arithmetic "
-            f"explains {number(max(settings.conversion_limit, 100 * reading.fp32_cost))}."
-        )
-    if reading.fp32_ran and reading.fp32 is not None:
-        if cause is Cause.WRONG_KERNEL:
-            found.append(f"The GPU in fp32 is wrong as well ({shows(reading.fp32)}), so precision is not the reason.")
-        elif cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS):
-            found.append(f"The GPU in fp32 is right here ({number(reading.fp32.relative_l2)}), so fp16 is the reason.")
-    if reading.cpu is not None and cause is Cause.WRONG_KERNEL:
-        found.append(f"LiteRT on the CPU is right here ({number(reading.cpu.relative_l2)}), so the file is.")
-    if reading.half is not None and cause is Cause.OVERFLOW and target == "gpu":
-        if not reading.half.finite_agreement or reading.half.relative_l2 > limit(reading, settings):
-            found.append(f"Emulated fp16 on the CPU shows it too ({shows(reading.half)}).")
-    if reading.half is not None and cause is Cause.WRONG_KERNEL:
-        found.append(f"Emulated fp16 on the CPU is right here ({number(reading.half.relative_l2)}).")
+    if fp32 is not None and cause is Cause.WRONG_KERNEL:
+        found.append(f"The GPU in fp32 is wrong as well ({shows(fp32)}), so precision is not the reason.")
+    if fp32 is not None and cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS) and fp32.finite_agreement:
+        found.append(f"The GPU in fp32 is off by {number(fp32.relative_l2)} only, so fp16 is the reason.")
+    if cause is Cause.WRONG_KERNEL:
+        if cpu is not None and not out_of_line(cpu, max(settings.conversion_limit, 100 * reading.fp32_cost)):
+            found.append(f"LiteRT on the CPU is right here ({number(cpu.relative_l2)}), so the file is.")
+        if half is not None and not out_of_line(half, allowed):
+            found.append(f"Emulated fp16 on the CPU is right here ({number(half.relative_l2)}).")
+    elif cause is Cause.OVERFLOW and target == "gpu" and out_of_line(half, allowed) and half is not None:
+        found.append(f"Emulated fp16 on the CPU shows it too ({shows(half)}).")
     return tuple(found)
 
 
 def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[str, ...]:
     """Evidence for a block that turns normal rounding into a visible error."""
     after = reading.cumulative.relative_l2 if reading.cumulative else float("nan")
-    found = [f"The error grows from {number(before)} before this block to {number(after)} behind it ({number(after / before)} times)."]
-    if reading.local is not None and reading.expected is not None:
-        if reading.local.relative_l2 > settings.output_limit:
+    found = [
+        f"The error grows from {number(before)} before this block to {number(after)} behind it, "
+        f"{number(after / before)} times."
+    ]
+    local, expected = reading.local, reading.expected
+    if local is not None and expected is not None:
+        if local.relative_l2 > settings.output_limit:
             found.append(
-                f"Rounding to fp16's 11 bits alone costs {number(reading.expected.relative_l2)} inside it; the target shows "
-                f"{number(reading.local.relative_l2)}, so it is no fault of the kernel."
+                f"Rounding to fp16's 11 bits alone costs {number(expected.relative_l2)} inside it and the target shows "
+                f"{number(local.relative_l2)}: no fault of the kernel."
             )
         else:
             found.append(
-                f"The block itself is exact to {number(reading.local.relative_l2)} at its own inputs; it amplifies the rounding it is given."
+                f"The block itself is exact to {number(local.relative_l2)} at its own inputs; it amplifies the "
+                "rounding that it is given."
             )
     if reading.fp32 is not None:
-        found.append(f"The GPU in fp32 is right here ({number(reading.fp32.relative_l2)}).")
+        found.append(f"In fp32 the GPU is off by {number(reading.fp32.relative_l2)} here.")
     return tuple(found)
 
 
@@ -146,7 +167,9 @@ def summarise(
     worst = max((c.relative_l2 for c in outputs if not isnan(c.relative_l2)), default=float("nan"))
     if not culprits:
         state = "in line with what fp16 costs"
-        text = f"{where} every block and every output is {state}" + ("." if isnan(worst) else f"; the worst output is off by {number(worst)}.")
+        text = f"{where} every block and every output is {state}" + (
+            "." if isnan(worst) else f"; the worst output is off by {number(worst)}."
+        )
         return Verdict(Cause.NONE, False, text, "Nothing to do.")
     first = culprits[0]
     name = first.block + (f" ({classes[first.block]})" if classes.get(first.block) else "")
@@ -156,7 +179,10 @@ def summarise(
     sentences = [f"{where}, {name} {says}."]
     sentences += list(first.evidence[:2])
     if len(culprits) > 1:
-        rest = ", ".join(f"{c.block} ({c.cause}{', hidden until the ones before it are healed' if c.hidden else ''})" for c in culprits[1:6])
+        rest = ", ".join(
+            f"{c.block} ({c.cause}{', hidden until the ones before it are healed' if c.hidden else ''})"
+            for c in culprits[1:6]
+        )
         sentences.append(f"Also: {rest}{' and more' if len(culprits) > 6 else ''}.")
     if healed:
         sentences.append(healed)
@@ -169,7 +195,7 @@ def compounding(readings: Sequence[Reading], settings: Settings, target: str) ->
     where = "On the GPU" if target == "gpu" else "In emulated fp16 (no GPU)"
     first, last = (levels[0], levels[-1]) if levels else (float("nan"), float("nan"))
     text = (
-        f"{where} no block is out of line at its own inputs, but the error grows with depth, from {number(first)} at the first block to "
-        f"{number(last)} at the output. That is fp16 rounding compounding, as emulated fp16 predicts, not a fault of one block."
+        f"{where} no block is out of line at its own inputs, but the error grows with depth, from {number(first)} at "
+        f"the first block to {number(last)} at the output. That is fp16 rounding compounding, not a fault of one block."
     )
     return Verdict(Cause.PRECISION_COMPOUNDING, True, text, ADVICE[Cause.PRECISION_COMPOUNDING])

@@ -2,9 +2,11 @@
 
 Two ways to round, since fp16 loses two different things:
 
-- `Rounding.HALF` is fp16 itself, by a pair of CASTs: 11 significant bits *and* a range that ends at 65504 and at 6e-8. It predicts
+- `Rounding.HALF` is fp16 itself, by a pair of CASTs: 11 significant bits *and* a range that ends at 65504 and at
+  6e-8. It predicts
   overflow and underflow without a GPU.
-- `Rounding.SIGNIFICAND` keeps the 11 bits and lifts the range. What it costs is rounding alone. A block that is far off in
+- `Rounding.SIGNIFICAND` keeps the 11 bits and lifts the range. What it costs is rounding alone. A block that is far
+  off in
   HALF and in line in SIGNIFICAND has left the range; one that is off in both has lost digits.
 
 Neither rounds what is accumulated inside an op; `allowance` says how much that may add.
@@ -21,7 +23,8 @@ import numpy as np
 from bisect_litert.graph import Editor, Graph, Op
 
 SPLITTER = 2.0**13 + 1
-"""Dekker's splitting constant for float32 (24 bits) that leaves the upper 24 - 13 = 11 bits: T. J. Dekker, "A floating-point
+"""Dekker's splitting constant for float32 (24 bits) that leaves the upper 24 - 13 = 11 bits: T. J. Dekker, "A
+floating-point
 technique for extending the available precision", Numerische Mathematik 18 (1971)."""
 SPLIT_LIMIT = 1e34
 """Above this, value * SPLITTER leaves float32."""
@@ -132,11 +135,16 @@ def _shape(editor: Editor, t: int) -> list[int]:
 def allowance(graph: Graph, ops: Iterable[Op]) -> float:
     """Factor on the storage-rounding error that fp16 accumulation over the block's longest sum may add, at least 1.
 
-    Adding K terms of random sign one after the other, each partial sum s_k ~ sqrt(k) is rounded with a relative error of
-    standard deviation u/sqrt(3): the variance of the result is u^2/3 * sum(k) = u^2 K^2/6 against a value of variance K, so
-    u * sqrt(K/6), where rounding the stored result alone costs u/sqrt(3). Together: sqrt(1 + K/2) times the storage error
-    (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019). Terms of
-    one sign give a factor of the same order, sqrt(1 + K/3). Batched matmul and MEAN accumulate in fp32 where it was measured, but
+    Adding K terms of random sign one after the other, each partial sum s_k ~ sqrt(k) is rounded with a relative error
+    of
+    standard deviation u/sqrt(3): the variance of the result is u^2/3 * sum(k) = u^2 K^2/6 against a value of variance
+    K, so
+    u * sqrt(K/6), where rounding the stored result alone costs u/sqrt(3). Together: sqrt(1 + K/2) times the storage
+    error
+    (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41,
+    2019). Terms of
+    one sign give a factor of the same order, sqrt(1 + K/3). Batched matmul and MEAN accumulate in fp32 where it was
+    measured, but
     nothing promises that elsewhere.
     """
     longest = max((accumulation_length(graph, op) for op in ops), default=1)
@@ -159,7 +167,11 @@ def accumulation_length(graph: Graph, op: Op) -> int:
         left, right, result = (graph.tensors[op.inputs[0]].size, graph.tensors[op.inputs[1]].size, out.size)
         batch = int(np.prod(out.shape[:-2])) if len(out.shape) > 2 else 1
         return max(1, round(sqrt(left * right / max(1, result) / max(1, batch))))
-    if op.type in ("SUM", "MEAN", "AVERAGE_POOL_2D", "SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION") and shapes and out is not None:
+    if (
+        op.type in ("SUM", "MEAN", "AVERAGE_POOL_2D", "SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION")
+        and shapes
+        and out is not None
+    ):
         if op.type in ("SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION"):
             return shapes[0][-1] if shapes[0] else 1
         return max(1, graph.tensors[op.inputs[0]].size // max(1, out.size))

@@ -1,6 +1,7 @@
 """What can go wrong on purpose, each with the exit code it ends in.
 
-An error says in one sentence what happened and in another what to do next. One place prints it (`cli.main`); anything that
+An error says in one sentence what happened and in another what to do next. One place prints it (`cli.main`); anything
+that
 is not a `BisectError` is a bug of ours and keeps its traceback.
 """
 

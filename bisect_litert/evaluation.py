@@ -78,7 +78,8 @@ class Evaluator:
                     id=kind + suffix,
                     model=path,
                     accelerator=ACCELERATOR[kind],
-                    inputs={p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs} | dict(tapped.feeds),
+                    inputs={p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs}
+                    | dict(tapped.feeds),
                     fp32=kind == GPU_FP32,
                 )
             )
@@ -132,7 +133,11 @@ def heal(tapped: TappedGraph, given: Mapping[int, np.ndarray]) -> TappedGraph | 
         The healed graph; None when nothing but taps reads any of the tensors.
     """
     graph = tapped.graph
-    copies = {op.outputs[0] for op in graph.ops if op.type == "RESHAPE" and graph.tensors[op.outputs[0]].name.endswith(COPY_SUFFIX)}
+    copies = {
+        op.outputs[0]
+        for op in graph.ops
+        if op.type == "RESHAPE" and graph.tensors[op.outputs[0]].name.endswith(COPY_SUFFIX)
+    }
     read = {t: v for t, v in given.items() if any(op.outputs[0] not in copies for op in graph.consumers.get(t, ()))}
     if not read:
         return None

@@ -1,6 +1,7 @@
 """The untapped gate: taps are trusted only when the model's own outputs come out the same with and without them.
 
-GPU runs repeat bit by bit, so the untapped graph's outputs are a sharp test. When copies of tapped tensors cure or cause a symptom the
+GPU runs repeat bit by bit, so the untapped graph's outputs are a sharp test. When copies of tapped tensors cure or
+cause a symptom the
 tensors themselves are exposed; what then still differs is said to be so.
 """
 
@@ -13,6 +14,7 @@ import numpy as np
 from bisect_litert import placement
 from bisect_litert.culprits import out_of_line
 from bisect_litert.evaluation import GPU, Evaluator, TappedGraph, tap_graph
+from bisect_litert.graph import Graph
 from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
 from bisect_litert.metrics import compare
 from bisect_litert.readings import Forward, Values
@@ -45,7 +47,9 @@ class Choice:
     """The untapped run, when it crashed, hung or failed."""
 
 
-def choose_taps(evaluator: Evaluator, tapped: Tapping, plain: TappedGraph, copies: TappedGraph, truth: Forward) -> Choice:
+def choose_taps(
+    evaluator: Evaluator, tapped: Tapping, plain: TappedGraph, copies: TappedGraph, truth: Forward
+) -> Choice:
     """Runs the untapped and the tapped graph on the GPU and climbs down the ladder until the two agree.
 
     Args:
@@ -68,7 +72,9 @@ def choose_taps(evaluator: Evaluator, tapped: Tapping, plain: TappedGraph, copie
     bare = evaluator.values(untapped, plain) if untapped.ok else None
     choice = Choice(copies, {GPU: first}, tuple(results), True, untapped=bare)
     if bare is None:
-        return replace(choice, trouble=f"The untapped graph {untapped.status} ({untapped.detail}); only tapped runs were seen.")
+        return replace(
+            choice, trouble=f"The untapped graph {untapped.status} ({untapped.detail}); only tapped runs were seen."
+        )
     if first.ok and same_outputs(bare, evaluator.values(first, copies), truth):
         return choice
     # The next rung: the tensors themselves, without copies.
@@ -78,17 +84,34 @@ def choose_taps(evaluator: Evaluator, tapped: Tapping, plain: TappedGraph, copie
     choice = replace(choice, results=tuple(results))
     if second.ok and same_outputs(bare, evaluator.values(second, raw), truth):
         said = "cures or hides the fault" if first.ok else f"does not run ({first.status}: {first.detail})"
-        return replace(choice, graph=raw, gpu={GPU: second}, rung="raw", trouble=f"Copying the tapped tensors {said}; they are exposed themselves instead.")
+        return replace(
+            choice,
+            graph=raw,
+            gpu={GPU: second},
+            rung="raw",
+            trouble=f"Copying the tapped tensors {said}; they are exposed themselves instead.",
+        )
     if not first.ok:
         merged = _in_batches(evaluator, copies, results)
         if merged is not None:
             return replace(
-                choice, gpu={GPU: merged}, results=tuple(results),
+                choice,
+                gpu={GPU: merged},
+                results=tuple(results),
                 trouble=f"All taps at once do not run ({first.status}: {first.detail}); they were taken in batches.",
             )
-        return replace(choice, gpu={}, results=tuple(results), rung="none", agrees=False, trouble=f"No tapped run worked: {first.status}: {first.detail}.")
+        return replace(
+            choice,
+            gpu={},
+            results=tuple(results),
+            rung="none",
+            agrees=False,
+            trouble=f"No tapped run worked: {first.status}: {first.detail}.",
+        )
     return replace(
-        choice, agrees=False, trouble="The model's outputs come out differently when blocks are tapped, through copies and directly alike."
+        choice,
+        agrees=False,
+        trouble="The model's outputs come out differently when blocks are tapped, through copies and directly alike.",
     )
 
 
@@ -110,11 +133,11 @@ def same_outputs(bare: Values, seen: Values, truth: Forward) -> bool:
 
 
 def _in_batches(evaluator: Evaluator, graph: TappedGraph, results: list[JobResult]) -> JobResult | None:
-    """Halves the taps until batches run, and merges what they gave; GPU runs repeat, so batches are as good as one run."""
-    todo = [sorted(graph.names)]
+    """Halves the taps until batches run, and merges what they gave; GPU runs repeat, so batches are as good as one
+    run."""
     merged: JobResult | None = None
     runs = 0
-    todo = _halves(todo[0])
+    todo = _halves(sorted(graph.names))
     while todo and runs < MAX_BATCHES:
         batch = todo.pop(0)
         runs += 1
@@ -122,8 +145,14 @@ def _in_batches(evaluator: Evaluator, graph: TappedGraph, results: list[JobResul
         result = evaluator.run(part, [GPU], f"-batch{runs}")[GPU]
         results.append(result)
         if result.ok:
-            merged = result if merged is None else replace(
-                merged, outputs={**result.outputs, **merged.outputs}, unwritten={**result.unwritten, **merged.unwritten}
+            merged = (
+                result
+                if merged is None
+                else replace(
+                    merged,
+                    outputs={**result.outputs, **merged.outputs},
+                    unwritten={**result.unwritten, **merged.unwritten},
+                )
             )
         elif len(batch) > 1:
             todo[:0] = _halves(batch)
@@ -135,7 +164,7 @@ def _halves(batch: list[int]) -> list[list[int]]:
     return [half for half in (batch[:middle], batch[middle:]) if half]
 
 
-def _only(graph: TappedGraph, tensors: list[int]):  # type: ignore[no-untyped-def]
+def _only(graph: TappedGraph, tensors: list[int]) -> Graph:
     wanted = {graph.names[t] for t in tensors} | set(graph.outputs.values())
     editor = graph.graph.edit()
     ports = graph.graph.outputs

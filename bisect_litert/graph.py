@@ -196,6 +196,35 @@ class Graph:
         read = {t for op in self.inside(outputs, wall) for t in op.inputs}
         return frozenset(read & wall)
 
+    def shared_insides(self, regions: Mapping[str, Sequence[int]], stop: Iterable[int]) -> dict[str, frozenset[str]]:
+        """Finds regions that read a tensor from the inside of another one, past its outputs.
+
+        The converter moves factors from one block into the next one's weights, so that the next reads what lies
+        before the first one's end.
+
+        Args:
+            regions: Output tensors of each region, by name.
+            stop: The output tensors of all regions.
+
+        Returns:
+            For each region that does, the names of those it reads from.
+        """
+        wall = set(stop)
+        ops = {name: self.inside(outputs, wall) for name, outputs in regions.items()}
+        made_in: dict[int, str] = {}
+        for name, own in ops.items():
+            for op in own:
+                for t in op.outputs:
+                    made_in.setdefault(t, name)
+        found: dict[str, frozenset[str]] = {}
+        for name, own in ops.items():
+            read = {made_in[t] for op in own for t in op.inputs if t in made_in and t not in wall}
+            shared = {made_in[t] for op in own for t in op.outputs if t in made_in}
+            others = (read | shared) - {name}
+            if others:
+                found[name] = frozenset(others)
+        return found
+
     # -- editing -------------------------------------------------------------------------------------------------------
 
     def edit(self) -> Editor:
@@ -205,8 +234,10 @@ class Graph:
     def with_taps(self, tensors: Sequence[int], *, copies: bool) -> tuple[Graph, dict[int, str]]:
         """Adds tensors as outputs.
 
-        A tensor that is also consumed leaves through its own same-shape RESHAPE when `copies` is set: the delegate hands a tensor
-        that is output and consumed to the wrong buffer (docs/taps.md). One that is already an output and nothing else is
+        A tensor that is also consumed leaves through its own same-shape RESHAPE when `copies` is set: the delegate
+        hands a tensor
+        that is output and consumed to the wrong buffer (docs/taps.md). One that is already an output and nothing else
+        is
         not tapped twice, since of two outputs with one tensor only one gets written.
 
         Args:
@@ -270,7 +301,9 @@ class Editor:
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
 
-    def add_op(self, name: str, inputs: Sequence[int], outputs: Sequence[int], at: int | None = None, **options: Any) -> Any:
+    def add_op(
+        self, name: str, inputs: Sequence[int], outputs: Sequence[int], at: int | None = None, **options: Any
+    ) -> Any:
         """Adds a builtin op such as "CAST", at the end or before position `at`, and returns it."""
         from ai_edge_litert import schema_py_generated as schema
 
@@ -304,7 +337,9 @@ class Editor:
         # A scalar cannot be written as a RESHAPE target that the delegate takes; one element of rank 1 can.
         shape = [int(n) for n in tensor.shape] if tensor.shape is not None and len(tensor.shape) else [1]
         name = _text(tensor.name)
-        target = self.add_tensor(f"{name}{COPY_SUFFIX}_shape", [len(shape)], schema.TensorType.INT32, np.array(shape, np.int32))
+        target = self.add_tensor(
+            f"{name}{COPY_SUFFIX}_shape", [len(shape)], schema.TensorType.INT32, np.array(shape, np.int32)
+        )
         out = self.add_tensor(f"{name}{COPY_SUFFIX}", shape, tensor.type)
         self.add_op("RESHAPE", [t, target], [out], newShape=shape)
         return out

@@ -1,6 +1,7 @@
 """Heal and continue: find what is wrong, give what reads it torch's own value, look again, until the rest runs clean.
 
-A first fault can hide a second (zeros overflow nothing) and can make one up (garbage overflows everything). So what follows a suspect
+A first fault can hide a second (zeros overflow nothing) and can make one up (garbage overflows everything). So what
+follows a suspect
 is believed only at healed inputs, and what shows only there is called hidden.
 """
 
@@ -12,10 +13,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bisect_litert import diagnosis
-from bisect_litert.culprits import Reading, amplification, cause_of, faulty, find_faults, find_loss, leaves_range, misconverted, out_of_line, upstream
+from bisect_litert.culprits import (
+    Reading,
+    amplification,
+    cause_of,
+    faulty,
+    find_faults,
+    find_loss,
+    leaves_range,
+    misconverted,
+    out_of_line,
+    upstream,
+)
 from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, Evaluator, TappedGraph, heal
-from bisect_litert.graph import Graph
+from bisect_litert.graph import Graph, Op
 from bisect_litert.jobs import JobResult
 from bisect_litert.metrics import FP16_UNIT
 from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
@@ -77,57 +89,89 @@ class _Rounds:
         self.suspects: dict[str, Reading] = {}
         """Seen behind another suspect; to be confirmed at healed inputs."""
         self.cleared: set[str] = set()
+        self.pending: dict[str, Culprit] = {}
+        """Lost digits: culprits only if an output is out of line once everything else is healed."""
+        self.merged: set[str] = set()
+        """Healed with a culprit whose inner tensors they read, since the two cannot be told apart."""
+        regions: dict[str, list[int]] = {}
+        for tap in case.taps:
+            if tap.tensor >= 0:
+                regions.setdefault(tap.block, []).append(tap.tensor)
+        self.entangled = case.original.shared_insides(regions, [t for own in regions.values() for t in own])
         self._half_tensors: dict[int, np.ndarray] | None = None
+        self._measured: dict[str, Errors] = {}
 
     def run(self) -> Found:
         case, found = self.case, self.found
-        graph: TappedGraph | None = case.base
-        results = dict(case.first)
-        healed: set[str] = set()
-        for number in range(MAX_ROUNDS + 1):
-            if number:
-                if number == MAX_ROUNDS or graph is None:
-                    break
-                results = case.evaluator.run(graph, [CPU, HALF, ROUNDING, *([GPU] if case.target == GPU else [])], f"-healed{number}")
-                found.results += results.values()
-                if not results[case.target].ok:
-                    found.notes.append(f"What lies behind {', '.join(healed)} could not be run on its own ({results[case.target].detail}).")
-                    break
-            readings, runs = self._read(graph, results, healed)
-            new = self._judge(readings, number, healed)
-            if new and case.target == GPU and runs.fp32 is None and any(faulty(r, case.settings) for r in readings):
-                control = case.evaluator.run(graph, [GPU_FP32], f"-healed{number}" if number else "")
-                found.results += control.values()
-                results.update(control)
-                readings, runs = self._read(graph, results, healed)
-            if number == 0:
-                found.readings = readings
-                self._keep(runs, results, graph)
-            before = len(self.confirmed)
-            self._confirm(readings, number, healed)
-            if len(self.confirmed) == before and not self.suspects:
-                jumps, off = find_loss(readings, case.settings)
-                jumps = [b for b in jumps if b not in self.confirmed]
-                for block in jumps:
-                    self._blame_loss(block, readings, number)
-                if off and not jumps and not self.confirmed:
-                    found.compounding = True
-                if number and not jumps:
-                    found.healed = self._outcome(readings, off)
-            targets = (set(self.confirmed) | set(self.suspects)) - {OUTPUT}
-            if not targets or targets == healed:
+        graph, results, healed = case.base, dict(case.first), set[str]()
+        for number in range(MAX_ROUNDS):
+            self._round(number, graph, results, healed)
+            targets = (set(self.confirmed) | set(self.suspects) | self.merged) - {OUTPUT}
+            if targets <= healed:
                 break
             healed = targets
-            graph = self._healed_graph(healed)
+            further = self._healed_graph(healed)
+            if further is None:  # nothing but outputs lies behind them
+                break
+            graph = further
+            kinds = [CPU, HALF, ROUNDING, *([GPU] if case.target == GPU else [])]
+            results = case.evaluator.run(graph, kinds, f"-healed{number + 1}")
+            found.results += results.values()
+            lost = results[case.target]
+            if not lost.ok:
+                found.notes.append(f"What lies behind {', '.join(sorted(healed))} does not run alone: {lost.detail}.")
+                break
         else:
             found.notes.append(f"Stopped after {MAX_ROUNDS} rounds of healing; there may be more culprits.")
-        order = {b: i for i, b in enumerate(dict.fromkeys([t.block for t in case.taps] + [OUTPUT]))}
+        order = {block: i for i, block in enumerate(dict.fromkeys([t.block for t in case.taps]))}
         found.culprits = sorted(self.confirmed.values(), key=lambda c: order.get(c.block, len(order)))
+        found.lost = list(self.pending.values())
         return found
+
+    def _round(self, number: int, graph: TappedGraph, results: dict[str, JobResult], healed: set[str]) -> None:
+        """Measures one graph, with the fp32 control if something is left to explain, and believes what can be."""
+        case, found = self.case, self.found
+        readings, runs = self._read(graph, results, healed)
+        known = set(self.confirmed) | self.cleared
+        wrong = any(r.block not in known and faulty(r, case.settings) for r in readings)
+        if (wrong or self._off(readings)) and case.target == GPU:
+            control = case.evaluator.run(graph, [GPU_FP32], f"-healed{number}" if number else "")
+            found.results += control.values()
+            results.update(control)
+            readings, runs = self._read(graph, results, healed)
+        if number == 0:
+            found.readings = readings
+            self._keep(runs)
+        before = len(self.confirmed) + len(self.merged)
+        self._confirm(readings, number, healed)
+        if len(self.confirmed) + len(self.merged) == before and not self.suspects:
+            self._explain_outputs(readings, number)
+
+    def _off(self, readings: Sequence[Reading]) -> bool:
+        return any(r.output and out_of_line(r.cumulative, self.case.settings.output_limit) for r in readings)
+
+    def _explain_outputs(self, readings: Sequence[Reading], number: int) -> None:
+        """With every fault healed: what, if anything, still puts an output out of line?"""
+        if not self._off(readings):
+            self.found.healed = self._outcome(readings, off=False) if number else ""
+            return
+        if self.pending:
+            self.confirmed.update(self.pending)
+            self.pending.clear()
+            return
+        jumps, _ = find_loss(readings, self.case.settings)
+        jumps = [b for b in jumps if b not in self.confirmed and b not in self.merged]
+        for block in jumps:
+            self._blame_loss(block, readings, number)
+        if not jumps:
+            self.found.compounding = not self.confirmed
+            self.found.healed = self._outcome(readings, off=True) if number else ""
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
-    def _read(self, graph: TappedGraph, results: Mapping[str, JobResult], healed: set[str]) -> tuple[list[Reading], Runs]:
+    def _read(
+        self, graph: TappedGraph, results: Mapping[str, JobResult], healed: set[str]
+    ) -> tuple[list[Reading], Runs]:
         case = self.case
         given = {t.key: case.truth.taps[t.key] for t in case.taps if t.block in healed and t.tensor >= 0}
         errors: dict[str, Errors] = {}
@@ -136,18 +180,14 @@ class _Rounds:
                 values = case.evaluator.values(results[kind], graph)
                 if not healed:
                     self.found.values[kind] = values
-                errors[kind] = self._measured(kind, results[kind], values, given)
+                job = results[kind].id
+                if job not in self._measured:
+                    self._measured[job] = measure(values, case.truth, case.force, given)
+                errors[kind] = self._measured[job]
         runs = Runs(errors[case.target], errors.get(ROUNDING), errors.get(HALF), errors.get(CPU), errors.get(GPU_FP32))
         return build(case.taps, case.owners, runs, case.links, case.fp32_cost, frozenset(given)), runs
 
-    def _measured(self, kind: str, result: JobResult, values: Values, given: Mapping[str, np.ndarray]) -> Errors:
-        key = (kind, id(result))
-        cache = self.__dict__.setdefault("_cache", {})
-        if key not in cache:
-            cache[key] = measure(values, self.case.truth, self.case.force, given)
-        return cache[key]  # type: ignore[no-any-return]
-
-    def _keep(self, runs: Runs, results: Mapping[str, JobResult], graph: TappedGraph) -> None:
+    def _keep(self, runs: Runs) -> None:
         named = {RunName.CPU: runs.cpu, RunName.FP16: runs.half, RunName.GPU_FP32: runs.fp32}
         if self.case.target == GPU:
             named[RunName.GPU] = runs.target
@@ -159,17 +199,16 @@ class _Rounds:
         given = {}
         for tap in case.taps:
             if tap.block in healed and tap.tensor >= 0 and tap.layout is not None:
-                given[tap.tensor] = tap.layout.from_torch(case.truth.taps[tap.key], case.original.tensors[tap.tensor].shape)
+                given[tap.tensor] = tap.layout.from_torch(
+                    case.truth.taps[tap.key], case.original.tensors[tap.tensor].shape
+                )
         return heal(case.base, given)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _judge(self, readings: Sequence[Reading], number: int, healed: set[str]) -> list[str]:
-        del number, healed
-        return [b for b in find_faults(readings, self.case.settings) if b not in self.confirmed and b not in self.cleared]
-
     def _confirm(self, readings: Sequence[Reading], number: int, healed: set[str]) -> None:
-        """Believes what stands behind no other suspect, or is wrong at healed inputs too; keeps the rest as suspects."""
+        """Believes what stands behind no other suspect, or is wrong at healed inputs too; keeps the rest as
+        suspects."""
         settings = self.case.settings
         wrong = find_faults(readings, settings)
         before = upstream(readings)
@@ -177,7 +216,6 @@ class _Rounds:
             if self._inputs_sound(block, before, healed, wrong):
                 self.cleared.add(block)
                 del self.suspects[block]
-        off = any(r.output and out_of_line(r.cumulative, settings.output_limit) for r in self.found.readings or readings)
         for block in wrong:
             if block in self.confirmed or block in self.cleared:
                 continue
@@ -185,16 +223,26 @@ class _Rounds:
             if not self._inputs_sound(block, before, healed, wrong):
                 self.suspects[block] = reading
                 continue
+            if (
+                number
+                and self.entangled.get(block, frozenset()) & (set(self.confirmed) | self.merged)
+                and block not in self.suspects
+            ):
+                self.merged.add(block)
+                self.cleared.add(block)
+                continue
             hidden = number > 0 and block not in self.suspects
             self.suspects.pop(block, None)
             culprit = self._blame(reading, hidden)
-            if self._harmless(culprit, reading) and not off:
-                self.found.lost.append(culprit)
+            if self._harmless(culprit, reading):
+                self.pending[block] = culprit
                 self.cleared.add(block)
             else:
                 self.confirmed[block] = culprit
 
-    def _inputs_sound(self, block: str, before: Mapping[str, frozenset[str]], healed: set[str], wrong: Sequence[str]) -> bool:
+    def _inputs_sound(
+        self, block: str, before: Mapping[str, frozenset[str]], healed: set[str], wrong: Sequence[str]
+    ) -> bool:
         return not any(b in wrong and b not in healed and b not in self.cleared for b in before.get(block, ()))
 
     @staticmethod
@@ -208,7 +256,14 @@ class _Rounds:
     def _worst(self, readings: Sequence[Reading], block: str) -> Reading:
         settings = self.case.settings
         bad = [r for r in readings if r.block == block and (faulty(r, settings) or misconverted(r, settings))]
-        return max(bad, key=lambda r: (misconverted(r, settings), r.local is not None and not r.local.finite_agreement, _known(r.ratio)))
+        return max(
+            bad,
+            key=lambda r: (
+                misconverted(r, settings),
+                r.local is not None and not r.local.finite_agreement,
+                _known(r.ratio),
+            ),
+        )
 
     def _blame(self, reading: Reading, hidden: bool) -> Culprit:
         settings, case = self.case.settings, self.case
@@ -242,11 +297,15 @@ class _Rounds:
         if values is None or mine is None or mine.size < 2:
             return cause
         for other in values.taps.values():
-            if other.size == mine.size and other.dtype == mine.dtype and np.array_equal(other.reshape(-1), mine.reshape(-1)):
+            if (
+                other.size == mine.size
+                and other.dtype == mine.dtype
+                and np.array_equal(other.reshape(-1), mine.reshape(-1))
+            ):
                 return Cause.ALIASED_OUTPUT
         return cause
 
-    def _ops(self, reading: Reading):  # type: ignore[no-untyped-def]
+    def _ops(self, reading: Reading) -> tuple[Op, ...]:
         case = self.case
         at = {t.tensor for t in case.taps if t.tensor >= 0}
         mine = [t.tensor for t in case.taps if t.key == reading.tap and t.tensor >= 0]

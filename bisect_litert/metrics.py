@@ -77,8 +77,8 @@ class _Totals:
         ref_ok, out_ok = np.isfinite(ref), np.isfinite(out)
         self.ref_nonfinite += int(ref.size - np.count_nonzero(ref_ok))
         self.nonfinite += int(out.size - np.count_nonzero(out_ok))
-        # An infinity of the reference may come out as any huge value; a NaN or the other infinity in its place is new, as
-        # is anything non-finite in place of a number.
+        # An infinity of the reference may come out as any huge value; a NaN or the other infinity in its place is new,
+        # as is anything non-finite in place of a number.
         replaced = ~out_ok & (ref_ok | (np.isinf(ref) & (out != ref)))
         self.new_nonfinite += int(np.count_nonzero(replaced))
         self.zeros += int(np.count_nonzero(out == 0))

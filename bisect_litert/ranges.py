@@ -36,7 +36,10 @@ class RangeFault:
                 f"{where}: the reference reaches {self.reference_peak:.3g} where fp16 ends at 65504; "
                 f"{self.lost} of {self.elements} values leave the range"
             )
-        return f"{where}: {self.lost} of {self.elements} values fall below the smallest fp16 number (6e-8) or divide by one that did"
+        return (
+            f"{where}: {self.lost} of {self.elements} values fall below the smallest fp16 number (6e-8), or are "
+            "divided by one that did"
+        )
 
 
 def first_fault(
@@ -51,9 +54,11 @@ def first_fault(
         half: The emulated run's values of the same tensors, already rounded.
 
     Returns:
-        The first op with a new infinity or NaN; without one, the first that flushes to zero what is not small among its neighbours.
+        The first op with a new infinity or NaN; without one, the first that flushes to zero what is not small among
+        its neighbours.
     """
     flushed: RangeFault | None = None
+    zeros: dict[int, RangeFault] = {}
     for op in ops:
         for t in op.outputs:
             ref, out = reference.get(t), half.get(t)
@@ -62,19 +67,24 @@ def first_fault(
             new = ~np.isfinite(out) & np.isfinite(ref)
             peak = float(np.abs(ref[np.isfinite(ref)]).max(initial=0.0))
             name = graph.tensors[t].name
+            root = next((zeros[i] for i in op.inputs if i in zeros), None)
+            if new.any() and root is not None:
+                return root  # 1/0, log 0, 0 * inf: what became zero is the origin
             if new.any():
                 kind = "overflow" if (np.abs(ref[new]) > FP16_MAX * (1 - 2.0**-12)).any() else "underflow"
                 return RangeFault(op, name, kind, peak, int(new.sum()), ref.size)
             zeroed = (out == 0) & (np.abs(ref) > 0.1 * peak) & np.isfinite(ref)
-            if flushed is None and peak > 0 and zeroed.any():
-                flushed = RangeFault(op, name, "underflow", peak, int(zeroed.sum()), ref.size)
+            if peak > 0 and zeroed.any():
+                zeros[t] = root or RangeFault(op, name, "underflow", peak, int(zeroed.sum()), ref.size)
+                flushed = flushed or zeros[t]
     return flushed
 
 
 def accumulated_peak(graph: Graph, ops: Sequence[Op], values: Mapping[int, np.ndarray]) -> tuple[float, Op | None]:
     """Largest sum of magnitudes that an op of the block accumulates: the bound on any partial sum it can pass through.
 
-    For SUM, MEAN, CUMSUM, FULLY_CONNECTED and BATCH_MATMUL it is exact; for convolutions it is the bound peak|x| * sum|w|.
+    For SUM, MEAN, CUMSUM, FULLY_CONNECTED and BATCH_MATMUL it is exact; for convolutions it is the bound peak|x| *
+    sum|w|.
     """
     best: tuple[float, Op | None] = (0.0, None)
     for op in ops:

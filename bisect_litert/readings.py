@@ -22,8 +22,15 @@ OUTPUT = "(output)"
 class Forward(Protocol):
     """One torch forward: tensors at taps by key, and the model's outputs by label."""
 
-    taps: dict[str, np.ndarray]
-    outputs: dict[str, np.ndarray]
+    @property
+    def taps(self) -> dict[str, np.ndarray]:
+        """What torch computed at each tap."""
+        ...
+
+    @property
+    def outputs(self) -> dict[str, np.ndarray]:
+        """What the model returned; empty when a forced forward failed on its way."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +72,18 @@ class Errors:
 
 
 def measure(
-    values: Values, truth: Forward, force: Callable[[Mapping[str, np.ndarray]], Forward], healed: Mapping[str, np.ndarray] = {}
+    values: Values,
+    truth: Forward,
+    force: Callable[[Mapping[str, np.ndarray]], Forward],
+    healed: Mapping[str, np.ndarray] = {},
 ) -> Errors:
     """Prices every tap of a run with one forced torch forward.
 
     Args:
         values: The run's tensors.
         truth: Torch's own forward.
-        force: Runs torch with the given tensors put in place of the blocks' outputs, and returns what it computed before each replacement.
+        force: Runs torch with the given tensors put in place of the blocks' outputs, and returns what it computed
+            before each replacement.
         healed: Tensors that the run itself was given in place of its own.
     """
     forced = force({**values.taps, **healed})
@@ -94,11 +105,14 @@ def _compare(
     }
 
 
-def flow(graph: Graph, taps: Sequence[Tap], outputs: Mapping[str, int]) -> dict[str, tuple[tuple[str, ...], float, int]]:
+def flow(
+    graph: Graph, taps: Sequence[Tap], outputs: Mapping[str, int]
+) -> dict[str, tuple[tuple[str, ...], float, int]]:
     """Reads off the graph what lies behind each tap and output.
 
     Returns:
-        By tap key or output label: the taps it directly follows from, the allowance for fp16 accumulation, and the number of ops.
+        By tap key or output label: the taps it directly follows from, the allowance for fp16 accumulation, and the
+        number of ops.
     """
     at: dict[int, list[str]] = {}
     for tap in taps:
@@ -158,12 +172,12 @@ def build(
             parents=parents,
             cumulative=cumulative,
             local=_known(runs.target.local, tap.key),
-            expected=_known(runs.rounding and runs.rounding.local, tap.key),
-            half=_known(runs.half and runs.half.local, tap.key),
+            expected=_known(runs.rounding.local if runs.rounding else None, tap.key),
+            half=_known(runs.half.local if runs.half else None, tap.key),
             allowance=factor,
-            cpu=_known(runs.cpu and runs.cpu.local, tap.key),
+            cpu=_known(runs.cpu.local if runs.cpu else None, tap.key),
             fp32_cost=fp32_cost.get(tap.key, 0.0),
-            fp32=_known(runs.fp32 and runs.fp32.local, tap.key),
+            fp32=_known(runs.fp32.local if runs.fp32 else None, tap.key),
             fp32_ran=runs.fp32 is not None,
         )
         readings.append(replace(reading, healed=True) if tap.key in healed else reading)
@@ -176,12 +190,12 @@ def build(
                 parents=parents,
                 cumulative=runs.target.output_cumulative.get(label),
                 local=_known(runs.target.output_local, label),
-                expected=_known(runs.rounding and runs.rounding.output_local, label),
-                half=_known(runs.half and runs.half.output_local, label),
+                expected=_known(runs.rounding.output_local if runs.rounding else None, label),
+                half=_known(runs.half.output_local if runs.half else None, label),
                 allowance=factor,
-                cpu=_known(runs.cpu and runs.cpu.output_local, label),
+                cpu=_known(runs.cpu.output_local if runs.cpu else None, label),
                 fp32_cost=fp32_cost.get(label, 0.0),
-                fp32=_known(runs.fp32 and runs.fp32.output_local, label),
+                fp32=_known(runs.fp32.output_local if runs.fp32 else None, label),
                 fp32_ran=runs.fp32 is not None,
                 output=True,
             )

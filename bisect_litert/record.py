@@ -113,7 +113,7 @@ class Comparison:
     nonfinite: int
     """NaN or infinite in the target."""
     new_nonfinite: int
-    """NaN or infinite in the target where the reference is finite, or NaN or the other infinity where it is infinite."""
+    """NaN or infinite in the target where the reference is finite, or something else non-finite where it is not."""
     reference_nonfinite: int
     zeros: int
     """Exactly zero in the target."""

@@ -1,27 +1,23 @@
-"""From findings to the record: the verdict's last word, the block table, and what is written."""
+"""From findings to the record: the block table, the notes, and what is written."""
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bisect_litert import diagnosis, environment, placement, residency
-from bisect_litert.culprits import Reading, amplification, out_of_line
+from bisect_litert import environment, residency
+from bisect_litert.culprits import Reading, amplification, leaves_range, out_of_line
 from bisect_litert.evaluation import GPU
-from bisect_litert.gate import Choice
 from bisect_litert.graph import Graph
 from bisect_litert.healing import Found
-from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
+from bisect_litert.judging import Findings, block_ops, log_findings, place
 from bisect_litert.metrics import compare
-from bisect_litert.readings import OUTPUT, Errors, Forward, Tap, block_errors
+from bisect_litert.readings import OUTPUT, Errors, Tap, block_errors
 from bisect_litert.record import (
     BlockResult,
     Cause,
@@ -31,7 +27,6 @@ from bisect_litert.record import (
     Mark,
     OutputResult,
     Placement,
-    Refusal,
     Residency,
     RunInfo,
     RunName,
@@ -39,167 +34,12 @@ from bisect_litert.record import (
     Settings,
     TapInfo,
     TapOrigin,
-    Verdict,
 )
 
 if TYPE_CHECKING:
     from bisect_litert.preparation import LoadedModel
 
 EMULATED = "emulated fp16, no GPU"
-UNDECIDED = Verdict(Cause.CANNOT_TEST, False, "Nothing was decided.", "Run it again.")
-
-
-@dataclass
-class Findings:
-    """What is known so far. Everything has a value from the start, so that a run that stops early still leaves a record."""
-
-    loaded: LoadedModel
-    settings: Settings
-    started: datetime
-    clock: float
-    folder: Path = Path()
-    last_stage: str = "the start"
-    truth: Forward | None = None
-    plain: Graph | None = None
-    graph: Graph | None = None
-    """The graph the taps live in, without them as outputs."""
-    taps: list[Tap] = field(default_factory=list)
-    links: dict[str, tuple[tuple[str, ...], float, int]] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)
-    target: str = GPU
-    choice: Choice | None = None
-    found: Found = field(default_factory=Found)
-    runs: list[RunInfo] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    verdict: Verdict = UNDECIDED
-
-    def add_run(self, name: str, seconds: float, status: str = "ok", detail: str = "", log: str = "") -> None:
-        """Notes how a run went."""
-        self.runs.append(RunInfo(name, status, seconds, detail, log))
-
-    def add_results(self, results: Iterable[JobResult]) -> None:
-        """Notes how jobs went and keeps their logs."""
-        for result in results:
-            log = ""
-            if result.log_path.is_file() and self.folder != Path():
-                log = f"logs/{result.id}.log"
-                try:
-                    (self.folder / "logs").mkdir(exist_ok=True)
-                    shutil.copyfile(result.log_path, self.folder / log)
-                except OSError:
-                    log = ""
-            self.add_run(result.id, result.seconds, result.status, result.detail, log)
-
-
-def judge(known: Findings) -> Verdict:
-    """Says the last word: runtime failures first, then what the search found, then where it ran."""
-    choice, found, settings = known.choice, known.found, known.settings
-    if choice is not None and choice.failure is not None:
-        return _runtime_failure(choice.failure)
-    classes = {t.block: t.class_name for t in known.taps}
-    outputs = [r.cumulative for r in found.readings if r.output and r.cumulative is not None]
-    if choice is not None and choice.tested and not choice.agrees:
-        verdict = _tap_effect(known, choice)
-        if verdict is not None:
-            return verdict
-    if found.culprits:
-        return diagnosis.summarise(found.culprits, classes, outputs, settings, known.target, found.healed)
-    if found.compounding:
-        return diagnosis.compounding(found.readings, settings, known.target)
-    where = place(known)
-    if known.target == GPU and where.gpu_ops == 0:
-        return Verdict(
-            Cause.CPU_FALLBACK, False, f"No operation ran on the GPU, so the GPU was not tested. {where.line}".strip(),
-            diagnosis.advice(Cause.CPU_FALLBACK, ""),
-        )
-    if settings.strict and where.refusals:
-        ops = ", ".join(sorted({r.op for r in where.refusals}))
-        return Verdict(Cause.REJECTED, True, f"The delegate refused {ops}; {where.line}", diagnosis.advice(Cause.REJECTED, ""))
-    return diagnosis.summarise((), classes, outputs, settings, known.target, "")
-
-
-def _runtime_failure(failure: JobResult) -> Verdict:
-    hung = failure.status == TIMED_OUT
-    cause = Cause.HANG if hung else Cause.CRASH
-    said = f"The GPU run of the model {'did not end' if hung else 'crashed'} ({failure.detail})."
-    assert failure.status in (CRASHED, TIMED_OUT)
-    return Verdict(cause, True, said, diagnosis.advice(cause, ""))
-
-
-def _tap_effect(known: Findings, choice: Choice) -> Verdict | None:
-    """When taps and the shipped graph disagree to the end: the shipped graph's outputs have the last word."""
-    if choice.untapped is None or known.truth is None:
-        return None
-    bad = [
-        label
-        for label, value in choice.untapped.outputs.items()
-        if value.dtype.kind == "f"
-        and out_of_line(compare(reference=known.truth.outputs[label], target=value), known.settings.output_limit)
-    ]
-    if not bad:
-        text = "The model as it ships is right on the GPU; it goes wrong only when blocks are tapped, so what the block table shows is the taps' doing."
-        return Verdict(Cause.TAP_EFFECT, False, text, "Nothing to do for the model that ships.")
-    if known.found.culprits:
-        return None
-    text = f"On the GPU output {bad[0]} is wrong when the model runs as it ships, and right when its blocks are tapped: the fault lies in fusing across blocks."
-    return Verdict(Cause.TAP_EFFECT, True, text, diagnosis.advice(Cause.TAP_EFFECT, ""))
-
-
-# -- placement -------------------------------------------------------------------------------------------------------------
-
-
-def _findings(known: Findings) -> tuple[placement.LogFindings, JobResult] | None:
-    choice = known.choice
-    if choice is None or not choice.results:
-        return None
-    result = next((r for r in choice.results if r.ok), choice.results[0])
-    total = len((known.plain or known.graph).ops) if (known.plain or known.graph) else 0
-    return placement.read(result.log_text, total, result.adapter_line), result
-
-
-def place(known: Findings) -> Placement:
-    """What ran where when the model ran as it ships."""
-    seen = _findings(known)
-    if seen is None or known.target != GPU:
-        why = seen[0].no_gpu_reason if seen else ""
-        return Placement("", 0, 0, f"No GPU was used. {why}".strip())
-    log, _ = seen
-    graph = known.plain or known.graph
-    refusals = []
-    if graph is not None:
-        _, by_reason = residency.refused_ops(graph, log)
-        for refused in log.refused:
-            ops = by_reason[f"{refused.op}: {refused.reason}"]
-            refusals.append(Refusal(refused.op, refused.reason, len(ops), _blocks_with(known, graph, ops)))
-    gpu, cpu = log.gpu_ops or 0, log.cpu_ops or 0
-    line = log.line or f"All {gpu} operations run on the GPU."
-    return Placement(log.adapter, gpu, cpu, line, tuple(refusals), tuple(log.validation_errors))
-
-
-def _blocks_with(known: Findings, graph: Graph, ops: Iterable[int]) -> tuple[str, ...]:
-    if graph is not known.graph:
-        return ()
-    wanted = set(ops)
-    return tuple(b for b, own in _block_ops(known).items() if wanted.intersection(op.index for op in own))
-
-
-def _block_ops(known: Findings) -> dict[str, list[Any]]:
-    graph = known.graph
-    if graph is None:
-        return {}
-    at = {t.tensor for t in known.taps if t.tensor >= 0}
-    found: dict[str, dict[int, Any]] = {}
-    for tap in known.taps:
-        own = found.setdefault(tap.block, {})
-        if tap.tensor >= 0:
-            own.update((op.index, op) for op in graph.inside([tap.tensor], at))
-    left = [p.tensor for p in graph.outputs if p.tensor not in at]
-    if left:
-        found[OUTPUT] = {op.index: op for op in graph.inside(left, at)}
-    return {block: [ops[i] for i in sorted(ops)] for block, ops in found.items()}
-
-
-# -- the record ------------------------------------------------------------------------------------------------------------
 
 
 def build_record(known: Findings) -> RunRecord:
@@ -234,29 +74,27 @@ def _notes(known: Findings, where: Placement) -> list[str]:
     if choice is not None and choice.trouble:
         notes.append(choice.trouble)
     if where.refusals:
-        ops = "; ".join(f"{r.op} ({r.reason}{': ' + ', '.join(r.blocks[:3]) if r.blocks else ''})" for r in where.refusals[:6])
+        ops = "; ".join(
+            f"{r.op} ({r.reason}{': ' + ', '.join(r.blocks[:3]) if r.blocks else ''})" for r in where.refusals[:6]
+        )
         notes.append(f"Refused by the GPU delegate and run on the CPU: {ops}.")
     notes += [f"The GPU reported: {e}" for e in where.validation_errors[:2]]
     for culprit in found.lost:
         what = "loses digits" if culprit.cause is Cause.PRECISION_LOSS else "flushes small numbers to zero"
-        notes.append(f"{culprit.block} {what}, which no output shows: {culprit.evidence[0] if culprit.evidence else ''}")
+        notes.append(
+            f"{culprit.block} {what}, which no output shows: {culprit.evidence[0] if culprit.evidence else ''}"
+        )
     if known.target == GPU:
         wrong = {c.block for c in (*found.culprits, *found.lost)}
-        predicted = [r.block for r in found.readings if r.block not in wrong and _predicts(r, known.settings)]
+        predicted = [r.block for r in found.readings if r.block not in wrong and leaves_range(r, known.settings)]
         if predicted:
-            notes.append(
-                f"Emulated fp16 leaves the range in {', '.join(dict.fromkeys(predicted))}, which this GPU does not show; other GPUs may."
-            )
+            where_to = ", ".join(dict.fromkeys(predicted))
+            notes.append(f"Emulated fp16 leaves the range in {where_to}; this GPU does not, others may.")
     untapped = [t.key for t in known.taps if t.origin is TapOrigin.NONE and t.dtype == "float32"]
     if untapped:
-        notes.append(f"Not tapped, so judged together with what follows: {', '.join(untapped[:5])}{' ...' if len(untapped) > 5 else ''}.")
+        some = ", ".join(untapped[:5]) + (" ..." if len(untapped) > 5 else "")
+        notes.append(f"Not tapped, so judged together with what follows: {some}.")
     return notes + found.notes
-
-
-def _predicts(reading: Reading, settings: Settings) -> bool:
-    from bisect_litert.culprits import leaves_range
-
-    return leaves_range(reading, settings)
 
 
 def _inputs(loaded: LoadedModel) -> list[InputInfo]:
@@ -286,7 +124,9 @@ def _outputs(known: Findings) -> list[OutputResult]:
             OutputResult(
                 label,
                 compare(reference=reference, target=seen) if seen is not None and seen.size == reference.size else None,
-                compare(reference=reference, target=alone) if alone is not None and alone.size == reference.size else None,
+                compare(reference=reference, target=alone)
+                if alone is not None and alone.size == reference.size
+                else None,
                 expected.relative_l2 if expected else nan,
             )
         )
@@ -295,8 +135,8 @@ def _outputs(known: Findings) -> list[OutputResult]:
 
 def _blocks(known: Findings) -> list[BlockResult]:
     found = known.found
-    ops = _block_ops(known)
-    seen = _findings(known)
+    ops = block_ops(known)
+    seen = log_findings(known)
     gpu: frozenset[int] | None = None
     refused: frozenset[int] = frozenset()
     if seen is not None and known.target == GPU and known.graph is not None:
@@ -309,7 +149,9 @@ def _blocks(known: Findings) -> list[BlockResult]:
     lost = {c.block: c for c in found.lost}
     levels = {r.tap: r.cumulative.relative_l2 for r in found.readings if r.cumulative is not None}
     rows = []
-    for order, (block, taps) in enumerate([*by_block.items(), *([(OUTPUT, [])] if OUTPUT in known.owners.values() or not by_block else [])]):
+    for order, (block, taps) in enumerate(
+        [*by_block.items(), *([(OUTPUT, [])] if OUTPUT in known.owners.values() or not by_block else [])]
+    ):
         output = block == OUTPUT
         keys = [label for label, owner in known.owners.items() if owner == OUTPUT] if output else [t.key for t in taps]
         mine = [r for r in found.readings if (r.tap in keys and r.output == output)]
@@ -352,7 +194,13 @@ def _key(comparison: Comparison | None) -> tuple[bool, float]:
 
 
 def _mark(
-    block: str, lead: Reading | None, blame: dict[str, Culprit], lost: dict[str, Culprit], settings: Settings, output: bool, taps: list[Tap]
+    block: str,
+    lead: Reading | None,
+    blame: dict[str, Culprit],
+    lost: dict[str, Culprit],
+    settings: Settings,
+    output: bool,
+    taps: list[Tap],
 ) -> Mark:
     if block in blame:
         return Mark.CULPRIT

@@ -1,7 +1,9 @@
 """Finds each block's output among the converted graph's tensors: names propose, values prove.
 
-A tensor is a partner when it holds the block's value, up to a permutation of axes and a reshape, as closely as fp32 arithmetic
-allows. Several tensors often do (a RESHAPE behind it, an activation that changed nothing on these inputs); then the module path in
+A tensor is a partner when it holds the block's value, up to a permutation of axes and a reshape, as closely as fp32
+arithmetic
+allows. Several tensors often do (a RESHAPE behind it, an activation that changed nothing on these inputs); then the
+module path in
 the tensor's name decides, and the last of the best-named wins, since a block's output is the end of the block.
 """
 
@@ -37,7 +39,8 @@ class Layout:
     def to_torch(self, values: np.ndarray) -> np.ndarray:
         """Returns a .tflite tensor in PyTorch's shape and order."""
         moved = [self.torch_shape[axis] for axis in self.permutation]
-        return np.asarray(values).reshape(moved).transpose(np.argsort(self.permutation))
+        torch_order: np.ndarray = np.asarray(values).reshape(moved).transpose(np.argsort(self.permutation))
+        return torch_order
 
     def from_torch(self, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """Returns a PyTorch tensor in the .tflite tensor's shape and order."""
@@ -81,7 +84,12 @@ def find_partner(
     fits: list[Partner] = []
     for tensor in graph.tensors:
         other = values.get(tensor.index)
-        if other is None or tensor.index not in graph.computed or other.size != value.size or other.dtype.kind != value.dtype.kind:
+        if (
+            other is None
+            or tensor.index not in graph.computed
+            or other.size != value.size
+            or other.dtype.kind != value.dtype.kind
+        ):
             continue
         if not _similar(print_, _fingerprint(other), tolerance):
             continue
@@ -95,7 +103,8 @@ def find_partner(
     near = [p for p in fits if p.error <= max(10 * closest, 1e-6)]
     best = max(_names(graph.tensors[p.tensor].name, module) for p in near)
     chosen = [p for p in near if _names(graph.tensors[p.tensor].name, module) == best]
-    # Without a name to go by, the earliest holder is the one that computed it; with one, the block's last op is its output.
+    # Without a name to go by, the earliest holder is the one that computed it; with one, the block's last op is its
+    # output.
     return _last(chosen, graph) if best else _first(chosen, graph)
 
 
@@ -113,9 +122,11 @@ def _first(partners: Sequence[Partner], graph: Graph) -> Partner:
 
 
 def _names(tensor_name: str, module: str) -> int:
-    """How many levels of a module path a tensor's name carries, in order and down to the path's end; 0 when it does not.
+    """How many levels of a module path a tensor's name carries, in order and down to the path's end; 0 when it does
+    not.
 
-    A name reads "pkg.Model/pkg.Block_b3/torch...Linear_fc;1", joined by ";;" where ops were fused. Levels of containers may be
+    A name reads "pkg.Model/pkg.Block_b3/torch...Linear_fc;1", joined by ";;" where ops were fused. Levels of
+    containers may be
     missing from it.
     """
     path = module.split(".")
@@ -170,14 +181,19 @@ def _similar(a: _Print, b: _Print, tolerance: float) -> bool:
 
 def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:
     flat = np.asarray(other).reshape(-1)
-    sample = np.linspace(0, flat.size - 1, min(SAMPLE, flat.size)).astype(np.int64) if flat.size else np.zeros(0, np.int64)
+    sample = (
+        np.linspace(0, flat.size - 1, min(SAMPLE, flat.size)).astype(np.int64) if flat.size else np.zeros(0, np.int64)
+    )
     norm = float(np.linalg.norm(np.nan_to_num(flat[sample].astype(np.float64), posinf=0, neginf=0)))
     whole = _fingerprint(other).norm
     best: tuple[Layout, float] | None = None
     for permutation in _permutations(value.shape):
         moved = value.transpose(permutation)
         picked = moved[np.unravel_index(sample, moved.shape)] if moved.ndim else moved.reshape(-1)
-        if _distance(picked, flat[sample]) > 10 * tolerance * max(norm, whole * np.sqrt(sample.size / max(1, flat.size))) + 1e-30:
+        if (
+            _distance(picked, flat[sample])
+            > 10 * tolerance * max(norm, whole * np.sqrt(sample.size / max(1, flat.size))) + 1e-30
+        ):
             continue
         error = _distance(moved.reshape(-1), flat)
         error = error / whole if whole else (0.0 if error == 0 else np.inf)
@@ -208,7 +224,10 @@ def _permutations(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     if not 2 <= len(long_axes) <= MAX_PERMUTED_RANK or prod(shape) <= 1:
         return
     # NHWC before anything else: it is what the converter does to convolutions.
-    orders = sorted(permutations(long_axes), key=lambda o: (o != (*long_axes[:-3], *long_axes[-2:], long_axes[-3]) if len(o) > 2 else True))
+    orders = sorted(
+        permutations(long_axes),
+        key=lambda o: o != (*long_axes[:-3], *long_axes[-2:], long_axes[-3]) if len(o) > 2 else True,
+    )
     for order in orders:
         if list(order) != long_axes:
             yield (*ones, *order)

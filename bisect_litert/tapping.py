@@ -1,4 +1,5 @@
-"""Decides where each block is tapped: in the graph that ships where its value is found, by a second conversion where it is not."""
+"""Decides where each block is tapped: in the graph that ships where its value is found, by a second conversion where
+it is not."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def reexport(
     """Converts the model again with taps added in PyTorch.
 
     Returns:
-        The graph without the taps as outputs, the tensor of each tap, and the signature output of each of the model's own; None when the
+        The graph without the taps as outputs, the tensor of each tap, and the signature output of each of the model's
+        own; None when the
         tapped model does not convert.
     """
     try:

@@ -1,0 +1,187 @@
+"""The last word: what everything found so far amounts to, and what ran where."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bisect_litert import diagnosis, placement, residency
+from bisect_litert.culprits import out_of_line
+from bisect_litert.evaluation import GPU
+from bisect_litert.gate import Choice
+from bisect_litert.graph import Graph, Op
+from bisect_litert.healing import Found
+from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
+from bisect_litert.metrics import compare
+from bisect_litert.readings import OUTPUT, Forward, Tap
+from bisect_litert.record import Cause, Placement, Refusal, RunInfo, Settings, Verdict
+
+if TYPE_CHECKING:
+    from bisect_litert.preparation import LoadedModel
+
+UNDECIDED = Verdict(Cause.CANNOT_TEST, False, "Nothing was decided.", "Run it again.")
+
+
+@dataclass
+class Findings:
+    """What is known so far. Everything has a value from the start, so that a run that stops early still leaves a
+    record."""
+
+    loaded: LoadedModel
+    settings: Settings
+    started: datetime
+    clock: float
+    folder: Path = Path()
+    last_stage: str = "the start"
+    truth: Forward | None = None
+    plain: Graph | None = None
+    graph: Graph | None = None
+    """The graph the taps live in, without them as outputs."""
+    taps: list[Tap] = field(default_factory=list)
+    links: dict[str, tuple[tuple[str, ...], float, int]] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    target: str = GPU
+    choice: Choice | None = None
+    found: Found = field(default_factory=Found)
+    runs: list[RunInfo] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verdict: Verdict = UNDECIDED
+
+    def add_run(self, name: str, seconds: float, status: str = "ok", detail: str = "", log: str = "") -> None:
+        """Notes how a run went."""
+        self.runs.append(RunInfo(name, status, seconds, detail, log))
+
+    def add_results(self, results: Iterable[JobResult]) -> None:
+        """Notes how jobs went and keeps their logs."""
+        for result in results:
+            log = ""
+            if result.log_path.is_file() and self.folder != Path():
+                log = f"logs/{result.id}.log"
+                try:
+                    (self.folder / "logs").mkdir(exist_ok=True)
+                    shutil.copyfile(result.log_path, self.folder / log)
+                except OSError:
+                    log = ""
+            self.add_run(result.id, result.seconds, result.status, result.detail, log)
+
+
+def judge(known: Findings) -> Verdict:
+    """Says the last word: runtime failures first, then what the search found, then where it ran."""
+    choice, found, settings = known.choice, known.found, known.settings
+    if choice is not None and choice.failure is not None:
+        return _runtime_failure(choice.failure)
+    classes = {t.block: t.class_name for t in known.taps}
+    outputs = [r.cumulative for r in found.readings if r.output and r.cumulative is not None]
+    if choice is not None and choice.tested and not choice.agrees:
+        verdict = _tap_effect(known, choice)
+        if verdict is not None:
+            return verdict
+    if found.culprits:
+        return diagnosis.summarise(found.culprits, classes, outputs, settings, known.target, found.healed)
+    if found.compounding:
+        return diagnosis.compounding(found.readings, settings, known.target)
+    where = place(known)
+    if known.target == GPU and where.gpu_ops == 0:
+        return Verdict(
+            Cause.CPU_FALLBACK,
+            False,
+            f"No operation ran on the GPU, so the GPU was not tested. {where.line}".strip(),
+            diagnosis.advice(Cause.CPU_FALLBACK, ""),
+        )
+    if settings.strict and where.refusals:
+        ops = ", ".join(sorted({r.op for r in where.refusals}))
+        return Verdict(
+            Cause.REJECTED, True, f"The delegate refused {ops}; {where.line}", diagnosis.advice(Cause.REJECTED, "")
+        )
+    return diagnosis.summarise((), classes, outputs, settings, known.target, "")
+
+
+def _runtime_failure(failure: JobResult) -> Verdict:
+    hung = failure.status == TIMED_OUT
+    cause = Cause.HANG if hung else Cause.CRASH
+    said = f"The GPU run of the model {'did not end' if hung else 'crashed'} ({failure.detail})."
+    assert failure.status in (CRASHED, TIMED_OUT)
+    return Verdict(cause, True, said, diagnosis.advice(cause, ""))
+
+
+def _tap_effect(known: Findings, choice: Choice) -> Verdict | None:
+    """When taps and the shipped graph disagree to the end: the shipped graph's outputs have the last word."""
+    if choice.untapped is None or known.truth is None:
+        return None
+    bad = [
+        label
+        for label, value in choice.untapped.outputs.items()
+        if value.dtype.kind == "f"
+        and out_of_line(compare(reference=known.truth.outputs[label], target=value), known.settings.output_limit)
+    ]
+    if not bad:
+        text = (
+            "The model as it ships is right on the GPU. It goes wrong only when blocks are tapped, so what the block "
+            "table shows is the taps' doing."
+        )
+        return Verdict(Cause.TAP_EFFECT, False, text, "Nothing to do for the model that ships.")
+    if known.found.culprits:
+        return None
+    text = (
+        f"On the GPU output {bad[0]} is wrong when the model runs as it ships, and right when its blocks are tapped: "
+        "the fault lies in fusing across blocks."
+    )
+    return Verdict(Cause.TAP_EFFECT, True, text, diagnosis.advice(Cause.TAP_EFFECT, ""))
+
+
+def log_findings(known: Findings) -> tuple[placement.LogFindings, JobResult] | None:
+    """Reads the log of the GPU run to go by: the untapped one where it worked."""
+    choice = known.choice
+    if choice is None or not choice.results:
+        return None
+    result = next((r for r in choice.results if r.ok), choice.results[0])
+    graph = known.plain or known.graph
+    total = len(graph.ops) if graph is not None else 0
+    return placement.read(result.log_text, total, result.adapter_line), result
+
+
+def place(known: Findings) -> Placement:
+    """What ran where when the model ran as it ships."""
+    seen = log_findings(known)
+    if seen is None or known.target != GPU:
+        why = seen[0].no_gpu_reason if seen else ""
+        return Placement("", 0, 0, f"No GPU was used. {why}".strip())
+    log, _ = seen
+    graph = known.plain or known.graph
+    refusals = []
+    if graph is not None:
+        _, by_reason = residency.refused_ops(graph, log)
+        for refused in log.refused:
+            ops = by_reason[f"{refused.op}: {refused.reason}"]
+            refusals.append(Refusal(refused.op, refused.reason, len(ops), _blocks_with(known, graph, ops)))
+    gpu, cpu = log.gpu_ops or 0, log.cpu_ops or 0
+    line = log.line or f"All {gpu} operations run on the GPU."
+    return Placement(log.adapter, gpu, cpu, line, tuple(refusals), tuple(log.validation_errors))
+
+
+def _blocks_with(known: Findings, graph: Graph, ops: Iterable[int]) -> tuple[str, ...]:
+    if graph is not known.graph:
+        return ()
+    wanted = set(ops)
+    return tuple(b for b, own in block_ops(known).items() if wanted.intersection(op.index for op in own))
+
+
+def block_ops(known: Findings) -> dict[str, list[Op]]:
+    """The ops of each block, in execution order."""
+    graph = known.graph
+    if graph is None:
+        return {}
+    at = {t.tensor for t in known.taps if t.tensor >= 0}
+    found: dict[str, dict[int, Op]] = {}
+    for tap in known.taps:
+        own = found.setdefault(tap.block, {})
+        if tap.tensor >= 0:
+            own.update((op.index, op) for op in graph.inside([tap.tensor], at))
+    left = [p.tensor for p in graph.outputs if p.tensor not in at]
+    if left:
+        found[OUTPUT] = {op.index: op for op in graph.inside(left, at)}
+    return {block: [ops[i] for i in sorted(ops)] for block, ops in found.items()}
