@@ -20,17 +20,18 @@ import numpy as np
 
 from bisect_litert import blocks as block_stage
 from bisect_litert import model_file, run_folder, tapping
+from bisect_litert.blame import Investigation
 from bisect_litert.conversion import convert, input_names
 from bisect_litert.errors import BisectError, ConversionError, RunnerError, UnfitReferenceError
 from bisect_litert.evaluation import CPU, GPU, HALF, ROUNDING, Evaluator, TappedGraph, tap_graph
 from bisect_litert.gate import choose_taps
 from bisect_litert.graph import Graph
-from bisect_litert.healing import Investigation, investigate
+from bisect_litert.healing import investigate
 from bisect_litert.jobs import Job
 from bisect_litert.judging import Findings, judge
 from bisect_litert.metrics import compare
 from bisect_litert.readings import OUTPUT, flow
-from bisect_litert.record import Cause, RunRecord, TapOrigin, Verdict
+from bisect_litert.record import Cause, RunRecord, Verdict
 from bisect_litert.recording import write_record
 from bisect_litert.reference import Forward, TorchReference, tapped_module
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
@@ -336,17 +337,11 @@ def _output_tensors(graph: Graph, outputs: Mapping[str, str]) -> dict[str, int]:
 
 
 def _owners(tapped: tapping.Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:
-    """The block each float output of the model belongs to: the one whose tensor it is, else what follows the last
-    block."""
+    """The block each float output of the model belongs to: the one that returns it, else what follows them all."""
     owners: dict[str, str] = {}
-    inputs = {port.tensor for port in tapped.graph.inputs}
     for label, tensor in outputs.items():
         same = [t for t in tapped.taps if t.tensor == tensor and tensor >= 0]
-        if tensor in inputs:
-            same = [
-                t
-                for t in tapped.taps
-                if t.origin is TapOrigin.INPUT and np.array_equal(truth.taps[t.key], truth.outputs[label])
-            ]
+        value = truth.outputs[label]
+        same = same or [t for t in tapped.taps if t.shape == value.shape and np.array_equal(truth.taps[t.key], value)]
         owners[label] = same[-1].block if same else OUTPUT
     return owners

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bisect_litert import placement
+from bisect_litert.aliasing import operand_in_place_of
 from bisect_litert.culprits import out_of_line
 from bisect_litert.evaluation import GPU, Evaluator, TappedGraph, tap_graph
 from bisect_litert.graph import Graph
@@ -82,6 +83,8 @@ def choose_taps(
     second = evaluator.run(raw, [GPU], "-raw")[GPU]
     results.append(second)
     choice = replace(choice, results=tuple(results))
+    if second.ok:
+        raw = _without_aliased(raw, evaluator.values(second, raw), tapped)
     if second.ok and same_outputs(bare, evaluator.values(second, raw), truth):
         said = "cures or hides the fault" if first.ok else f"does not run ({first.status}: {first.detail})"
         return replace(
@@ -113,6 +116,22 @@ def choose_taps(
         agrees=False,
         trouble="The model's outputs come out differently when blocks are tapped, through copies and directly alike.",
     )
+
+
+def _without_aliased(graph: TappedGraph, seen: Values, tapped: Tapping) -> TappedGraph:
+    """Forgets taps that came back with an operand's values or unwritten: that is the tap's doing, not the model's."""
+    spoiled = set()
+    for tap in tapped.taps:
+        value = seen.taps.get(tap.key)
+        if value is None or tap.layout is None or graph.names[tap.tensor] in graph.outputs.values():
+            continue
+        flat = tap.layout.from_torch(value, tapped.graph.tensors[tap.tensor].shape)
+        if (
+            seen.unwritten.get(tap.key)
+            or operand_in_place_of(tapped.graph, tap.tensor, flat, tapped.values) is not None
+        ):
+            spoiled.add(tap.tensor)
+    return replace(graph, names={t: name for t, name in graph.names.items() if t not in spoiled})
 
 
 def same_outputs(bare: Values, seen: Values, truth: Forward) -> bool:

@@ -7,55 +7,29 @@ is believed only at healed inputs, and what shows only there is called hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from bisect_litert import diagnosis
+from bisect_litert.blame import Blamer, Investigation
 from bisect_litert.culprits import (
     Reading,
     amplification,
-    cause_of,
     faulty,
     find_faults,
     find_loss,
-    leaves_range,
-    misconverted,
     out_of_line,
     upstream,
 )
-from bisect_litert.emulation import Rounding, emulate
-from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, Evaluator, TappedGraph, heal
-from bisect_litert.graph import Graph, Op
+from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
 from bisect_litert.jobs import JobResult
 from bisect_litert.metrics import FP16_UNIT
-from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
-from bisect_litert.readings import OUTPUT, Errors, Forward, Runs, Tap, Values, build, measure
-from bisect_litert.record import Cause, Culprit, RunName, Settings
+from bisect_litert.readings import OUTPUT, Errors, Runs, Values, build, measure
+from bisect_litert.record import Cause, Culprit, RunName
 
 MAX_ROUNDS = 8
-
-
-@dataclass(frozen=True)
-class Investigation:
-    """What there is to work with."""
-
-    evaluator: Evaluator
-    base: TappedGraph
-    original: Graph
-    """The graph without tap outputs; its tensor indices are those of the taps."""
-    taps: Sequence[Tap]
-    owners: Mapping[str, str]
-    links: Mapping[str, tuple[tuple[str, ...], float, int]]
-    truth: Forward
-    force: Callable[[Mapping[str, np.ndarray]], Forward]
-    fp32_cost: Mapping[str, float]
-    values: Mapping[int, np.ndarray]
-    settings: Settings
-    target: str
-    first: Mapping[str, JobResult]
-    """The first round's results, by kind."""
 
 
 @dataclass
@@ -98,7 +72,7 @@ class _Rounds:
             if tap.tensor >= 0:
                 regions.setdefault(tap.block, []).append(tap.tensor)
         self.entangled = case.original.shared_insides(regions, [t for own in regions.values() for t in own])
-        self._half_tensors: dict[int, np.ndarray] | None = None
+        self.blamer = Blamer(case)
         self._measured: dict[str, Errors] = {}
 
     def run(self) -> Found:
@@ -219,7 +193,7 @@ class _Rounds:
         for block in wrong:
             if block in self.confirmed or block in self.cleared:
                 continue
-            reading = self._worst(readings, block)
+            reading = self.blamer.worst(readings, block)
             if not self._inputs_sound(block, before, healed, wrong):
                 self.suspects[block] = reading
                 continue
@@ -233,7 +207,7 @@ class _Rounds:
                 continue
             hidden = number > 0 and block not in self.suspects
             self.suspects.pop(block, None)
-            culprit = self._blame(reading, hidden)
+            culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target))
             if self._harmless(culprit, reading):
                 self.pending[block] = culprit
                 self.cleared.add(block)
@@ -252,80 +226,6 @@ class _Rounds:
             return True
         local = reading.local
         return culprit.kind == "underflow" and local is not None and local.finite_agreement
-
-    def _worst(self, readings: Sequence[Reading], block: str) -> Reading:
-        settings = self.case.settings
-        bad = [r for r in readings if r.block == block and (faulty(r, settings) or misconverted(r, settings))]
-        return max(
-            bad,
-            key=lambda r: (
-                misconverted(r, settings),
-                r.local is not None and not r.local.finite_agreement,
-                _known(r.ratio),
-            ),
-        )
-
-    def _blame(self, reading: Reading, hidden: bool) -> Culprit:
-        settings, case = self.case.settings, self.case
-        fault: RangeFault | None = None
-        said = ""
-        cause = cause_of(reading, settings)
-        if cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS):
-            ops = self._ops(reading)
-            if not leaves_range(reading, settings):
-                peak, op = accumulated_peak(case.original, ops, case.values)
-                reading = replace(reading, accumulated=peak)
-                if op is not None and leaves_range(reading, settings):
-                    said = f"{op.type} (op {op.index}) adds up magnitudes to {peak:.3g}, where fp16 ends at 65504."
-            else:
-                fault = first_fault(case.original, ops, case.values, self._half_values())
-            cause = cause_of(reading, settings)
-        assert cause is not None
-        if reading.output and reading.local is not None and cause is not Cause.CONVERSION:
-            cause = self._output_cause(reading, cause)
-        kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
-        sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
-        return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden)
-
-    def _output_cause(self, reading: Reading, cause: Cause) -> Cause:
-        """An output that was never written, or holds another tensor's values, while its own tensor's tap is right."""
-        assert reading.local is not None
-        if reading.local.unwritten:
-            return Cause.UNWRITTEN_OUTPUT
-        values = self.found.values.get(self.case.target)
-        mine = values.outputs.get(reading.tap) if values else None
-        if values is None or mine is None or mine.size < 2:
-            return cause
-        for other in values.taps.values():
-            if (
-                other.size == mine.size
-                and other.dtype == mine.dtype
-                and np.array_equal(other.reshape(-1), mine.reshape(-1))
-            ):
-                return Cause.ALIASED_OUTPUT
-        return cause
-
-    def _ops(self, reading: Reading) -> tuple[Op, ...]:
-        case = self.case
-        at = {t.tensor for t in case.taps if t.tensor >= 0}
-        mine = [t.tensor for t in case.taps if t.key == reading.tap and t.tensor >= 0]
-        if not mine:
-            names = {p.name: p.tensor for p in case.original.outputs}
-            mine = [names[n] for label, n in case.base.outputs.items() if label == reading.tap and n in names]
-        return case.original.inside(mine, at)
-
-    def _half_values(self) -> dict[int, np.ndarray]:
-        """Every tensor of the emulated fp16 run, by the original graph's index, after rounding."""
-        if self._half_tensors is None:
-            graph = emulate(self.case.original, Rounding.HALF)
-            found = self.case.evaluator.all_tensors(graph, "half-tensors")
-            rounded = {t.name: t.index for t in graph.tensors if t.name.startswith("rounded_")}
-            self._half_tensors = {}
-            for tensor in self.case.original.tensors:
-                at = rounded.get(f"rounded_{tensor.index}", tensor.index)
-                if at in found:
-                    self._half_tensors[tensor.index] = found[at]
-        return self._half_tensors
 
     def _blame_loss(self, block: str, readings: Sequence[Reading], number: int) -> None:
         levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}

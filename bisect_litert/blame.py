@@ -1,0 +1,139 @@
+"""One culprit's cause and evidence: what its errors in every run, its ops' ranges and its buffers say together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+
+import numpy as np
+
+from bisect_litert import diagnosis
+from bisect_litert.aliasing import operand_in_place_of
+from bisect_litert.culprits import Reading, cause_of, faulty, leaves_range, misconverted
+from bisect_litert.emulation import Rounding, emulate
+from bisect_litert.evaluation import Evaluator, TappedGraph
+from bisect_litert.graph import Graph, Op
+from bisect_litert.jobs import JobResult
+from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
+from bisect_litert.readings import Forward, Tap, Values
+from bisect_litert.record import Cause, Culprit, Settings
+
+
+@dataclass(frozen=True)
+class Investigation:
+    """What there is to work with."""
+
+    evaluator: Evaluator
+    base: TappedGraph
+    original: Graph
+    """The graph without tap outputs; its tensor indices are those of the taps."""
+    taps: Sequence[Tap]
+    owners: Mapping[str, str]
+    links: Mapping[str, tuple[tuple[str, ...], float, int]]
+    truth: Forward
+    force: Callable[[Mapping[str, np.ndarray]], Forward]
+    fp32_cost: Mapping[str, float]
+    values: Mapping[int, np.ndarray]
+    settings: Settings
+    target: str
+    first: Mapping[str, JobResult]
+    """The first round's results, by kind."""
+
+
+class Blamer:
+    """Turns a wrong reading into a culprit.
+
+    Args:
+        case: What there is to work with.
+    """
+
+    def __init__(self, case: Investigation) -> None:
+        self.case = case
+        self._half_tensors: dict[int, np.ndarray] | None = None
+
+    def worst(self, readings: Sequence[Reading], block: str) -> Reading:
+        """Returns the reading of a block that shows its fault best."""
+        settings = self.case.settings
+        bad = [r for r in readings if r.block == block and (faulty(r, settings) or misconverted(r, settings))]
+        return max(
+            bad,
+            key=lambda r: (
+                r.local is not None and r.local.unwritten > 0,
+                misconverted(r, settings),
+                r.local is not None and not r.local.finite_agreement,
+                0.0 if isnan(r.ratio) else r.ratio,
+            ),
+        )
+
+    def blame(self, reading: Reading, hidden: bool, values: Values | None) -> Culprit:
+        """Names the cause of a wrong reading; `values` are the target's tensors in the shipped graph."""
+        settings, case = self.case.settings, self.case
+        fault: RangeFault | None = None
+        said = ""
+        cause = cause_of(reading, settings)
+        if cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS):
+            ops = self._ops(reading)
+            if not leaves_range(reading, settings):
+                peak, op = accumulated_peak(case.original, ops, case.values)
+                reading = replace(reading, accumulated=peak)
+                if op is not None and leaves_range(reading, settings):
+                    said = f"{op.type} (op {op.index}) adds up magnitudes to {peak:.3g}, where fp16 ends at 65504."
+            else:
+                fault = first_fault(case.original, ops, case.values, self._half_values())
+            cause = cause_of(reading, settings)
+        assert cause is not None
+        cause = self._buffer_cause(reading, values) or cause
+        kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
+        sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
+        return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden)
+
+    def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
+        """Whether an output of the model was never written, or holds an operand's values while the graph reads its own."""
+        if reading.local is not None and reading.local.unwritten:
+            return Cause.UNWRITTEN_OUTPUT
+        tensor = self._tensor(reading)
+        seen = self._returned(reading, tensor, values) if values else None
+        if seen is None:
+            return None
+        aliased = operand_in_place_of(self.case.original, tensor, seen, self.case.values)
+        return Cause.ALIASED_OUTPUT if aliased is not None else None
+
+    def _returned(self, reading: Reading, tensor: int, values: Values) -> np.ndarray | None:
+        """What came back for a tensor that is an output of the model, in the graph's order."""
+        if reading.output:
+            return values.outputs.get(reading.tap)
+        tap = next((t for t in self.case.taps if t.key == reading.tap), None)
+        value = values.taps.get(reading.tap)
+        if (
+            tap is None
+            or tap.layout is None
+            or value is None
+            or tensor not in {p.tensor for p in self.case.original.outputs}
+        ):
+            return None
+        return tap.layout.from_torch(value, self.case.original.tensors[tensor].shape)
+
+    def _tensor(self, reading: Reading) -> int:
+        """Index of the tensor a reading is of."""
+        if not reading.output:
+            return next((t.tensor for t in self.case.taps if t.key == reading.tap), -1)
+        at = {port.name: port.tensor for port in self.case.original.outputs}
+        return at.get(self.case.base.outputs.get(reading.tap, ""), -1)
+
+    def _ops(self, reading: Reading) -> tuple[Op, ...]:
+        case = self.case
+        return case.original.inside([self._tensor(reading)], {t.tensor for t in case.taps if t.tensor >= 0})
+
+    def _half_values(self) -> dict[int, np.ndarray]:
+        """Every tensor of the emulated fp16 run, by the original graph's index, after rounding."""
+        if self._half_tensors is None:
+            graph = emulate(self.case.original, Rounding.HALF)
+            found = self.case.evaluator.all_tensors(graph, "half-tensors")
+            rounded = {t.name: t.index for t in graph.tensors if t.name.startswith("rounded_")}
+            self._half_tensors = {}
+            for tensor in self.case.original.tensors:
+                at = rounded.get(f"rounded_{tensor.index}", tensor.index)
+                if at in found:
+                    self._half_tensors[tensor.index] = found[at]
+        return self._half_tensors
