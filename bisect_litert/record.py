@@ -144,6 +144,10 @@ class TapInfo:
     dtype: str
     layout: str = ""
     """How the .tflite tensor maps to PyTorch's: "" as is, "reshape", or "permute 0,2,3,1"."""
+    reference_file: str = ""
+    """The reference tensor as .npy, relative to the run folder; empty when it was not kept."""
+    target_file: str = ""
+    """The target's tensor likewise, in PyTorch's shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,36 @@ class BlockResult:
 
 
 @dataclass(frozen=True, slots=True)
+class OpResult:
+    """One op of a culprit block, at the target's own inputs."""
+
+    index: int
+    """Position in the .tflite file's main graph."""
+    type: str
+    """TensorFlow Lite's name, "SQUARED_DIFFERENCE"."""
+    tensor: str
+    """Name of the tensor it writes."""
+    shape: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    """Shapes of what it reads, constants included."""
+    module: str
+    """Deepest module it comes from; empty when the name does not tell."""
+    source: str
+    """"model.py:41", the user's line it comes from; empty when unknown."""
+    code: str
+    """That line's text."""
+    local: Comparison | None
+    """The target's result against the CPU's at the target's own operands; None when it was not read."""
+    reference_peak: float
+    """Largest finite |value| in fp32."""
+    accumulated: float
+    """Bound on the partial sums inside it, 0 for an op that sums nothing."""
+    contribution: float
+    """Relative L2 error of the block's output when only this op's result is rounded to 11 bits; nan when not measured."""
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
 class Culprit:
     """A block that is wrong at its own inputs, or ruins the digits it is given."""
 
@@ -205,6 +239,26 @@ class Culprit:
     """What to try next."""
     hidden: bool = False
     """True when it shows only once the culprits before it are healed."""
+    op: int = -1
+    """Index of the guilty op (see `ops`); -1 when it was not found."""
+    region: tuple[int, ...] = ()
+    """First and last op of a fused region that is wrong only as a whole; empty otherwise."""
+    module: str = ""
+    """Deepest module that owns the op."""
+    source: str = ""
+    """"model.py:41", the user's line the op comes from."""
+    code: str = ""
+    """That line and its neighbours, one numbered line each; the line itself starts with ">"."""
+    ops: tuple[OpResult, ...] = ()
+    """The block's ops in execution order."""
+    proof: tuple[str, ...] = ()
+    """What control runs showed with the culprit kept off the GPU."""
+    confidence: str = ""
+    """"high", "medium" or "low"."""
+    confidence_reason: str = ""
+    """Which independent readings agree, and the one that would raise it."""
+    upstream: str = ""
+    """Known upstream issue, "google-ai-edge/LiteRT#8593", with the versions it was seen in."""
 
 
 @dataclass(frozen=True, slots=True)
