@@ -89,7 +89,8 @@ class Blamer:
         return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden)
 
     def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
-        """Whether an output of the model was never written, or holds an operand's values while the graph reads its own."""
+        """Whether an output of the model was never written, or holds an operand's values while the graph reads its
+        own."""
         if reading.local is not None and reading.local.unwritten:
             return Cause.UNWRITTEN_OUTPUT
         tensor = self._tensor(reading)

@@ -221,7 +221,8 @@ class OpResult:
     accumulated: float
     """Bound on the partial sums inside it, 0 for an op that sums nothing."""
     contribution: float
-    """Relative L2 error of the block's output when only this op's result is rounded to 11 bits; nan when not measured."""
+    """Relative L2 error of the block's output when only this op's result is rounded to 11 bits; nan when not
+    measured."""
     mark: Mark
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bisect_litert import environment, residency
+from bisect_litert import environment, keeping, residency
 from bisect_litert.culprits import Reading, amplification, leaves_range, out_of_line
 from bisect_litert.evaluation import GPU
 from bisect_litert.graph import Graph
@@ -46,7 +46,7 @@ def build_record(known: Findings) -> RunRecord:
     """Puts everything known into the record."""
     where = place(known)
     notes = list(dict.fromkeys([*known.verdict.notes, *known.notes, *_notes(known, where)]))
-    blocks = _blocks(known)
+    blocks = _blocks(known, _keep_tensors(known))
     kinds = {RunName.GPU_FP32} - {RunName(r.name) for r in known.runs if r.name in set(map(str, RunName))}
     runs = list(known.runs)
     if kinds and known.target == GPU and known.found.readings:
@@ -133,7 +133,15 @@ def _outputs(known: Findings) -> list[OutputResult]:
     return rows
 
 
-def _blocks(known: Findings) -> list[BlockResult]:
+def _keep_tensors(known: Findings) -> dict[str, tuple[str, str]]:
+    values = known.found.values.get(GPU if known.target == GPU else "fp16")
+    if values is None or known.truth is None:
+        return {}
+    suspects = [c.block for c in known.found.culprits]
+    return keeping.keep(known.folder, keeping.wanted(known.taps, suspects), known.truth.taps, values.taps)
+
+
+def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResult]:
     found = known.found
     ops = block_ops(known)
     seen = log_findings(known)
@@ -165,7 +173,7 @@ def _blocks(known: Findings) -> list[BlockResult]:
                 class_name="" if output else taps[0].class_name,
                 call=1 if output else taps[0].call,
                 order=order,
-                taps=tuple(_tap_info(t, known.graph) for t in taps),
+                taps=tuple(_tap_info(t, known.graph, kept.get(t.key, ("", ""))) for t in taps),
                 ops=len(ops.get(block, ())),
                 residency=here,
                 mark=_mark(block, lead, blame, lost, known.settings, output, taps),
@@ -216,10 +224,10 @@ def _mark(
     return Mark.OK
 
 
-def _tap_info(tap: Tap, graph: Graph | None) -> TapInfo:
+def _tap_info(tap: Tap, graph: Graph | None, files: tuple[str, str]) -> TapInfo:
     tensor = graph.tensors[tap.tensor] if graph is not None and tap.tensor >= 0 else None
     layout = tap.layout.describe(tensor.shape) if tensor is not None and tap.layout is not None else ""
-    return TapInfo(tap.label, tap.origin, tensor.name if tensor else "", tap.shape, tap.dtype, layout)
+    return TapInfo(tap.label, tap.origin, tensor.name if tensor else "", tap.shape, tap.dtype, layout, *files)
 
 
 def write_record(known: Findings, folder: Path) -> RunRecord:
