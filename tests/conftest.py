@@ -1,0 +1,34 @@
+"""What tests share: modules that are converted once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from small_models import Converted
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Converted]:
+    """Returns a function that gives a model of small_models.MODELS with its graph."""
+    done: dict[str, Converted] = {}
+
+    def convert_once(name: str) -> Converted:
+        if name not in done:
+            import torch
+            from small_models import MODELS, Converted
+
+            from bisect_litert.conversion import convert
+
+            folder = tmp_path_factory.mktemp(name)
+            make, args = MODELS[name]
+            torch.manual_seed(0)
+            module = make().eval()
+            graph = convert(module, args, {}, folder / "model.tflite", folder / "convert.log")
+            done[name] = Converted(module, args, graph, folder / "model.tflite")
+        return done[name]
+
+    return convert_once
