@@ -174,6 +174,10 @@ class Graph:
         data = self.model.buffers[self._subgraph.tensors[index].buffer].data
         return np.frombuffer(bytes(data), dtype=dtype).reshape(tensor.shape)
 
+    def option(self, op: Op, name: str) -> Any:
+        """Returns a builtin option of an op, such as BATCH_MATMUL's "adjY"; None when it has none of that name."""
+        return getattr(self._subgraph.operators[op.index].builtinOptions, name, None)
+
     def inside(self, outputs: Iterable[int], stop: Iterable[int]) -> tuple[Op, ...]:
         """Returns the ops between tensors: those needed for `outputs`, walking back no further than `stop`."""
         wall, seen, todo = set(stop), set(), list(outputs)

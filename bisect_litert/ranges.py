@@ -83,18 +83,20 @@ def first_fault(
 def accumulated_peak(graph: Graph, ops: Sequence[Op], values: Mapping[int, np.ndarray]) -> tuple[float, Op | None]:
     """Largest sum of magnitudes that an op of the block accumulates: the bound on any partial sum it can pass through.
 
-    For SUM, MEAN, CUMSUM, FULLY_CONNECTED and BATCH_MATMUL it is exact; for convolutions it is the bound peak|x| *
-    sum|w|.
+    For SUM, MEAN, CUMSUM, FULLY_CONNECTED and BATCH_MATMUL it is exact; for convolutions and
+    pools it is a bound, peak|x| * sum|w|.
     """
     best: tuple[float, Op | None] = (0.0, None)
     for op in ops:
-        found = _accumulated(graph, op, values)
+        found = accumulated_of(graph, op, values)
         if found > best[0]:
             best = (found, op)
     return best
 
 
-def _accumulated(graph: Graph, op: Op, values: Mapping[int, np.ndarray]) -> float:
+def accumulated_of(graph: Graph, op: Op, values: Mapping[int, np.ndarray]) -> float:
+    """Bound on the partial sums inside an op; 0 for one that sums nothing or whose operands are not known."""
+
     def value(position: int) -> np.ndarray | None:
         if position >= len(op.inputs):
             return None
@@ -107,6 +109,9 @@ def _accumulated(graph: Graph, op: Op, values: Mapping[int, np.ndarray]) -> floa
     if x is None or not x.size:
         return 0.0
     if op.type in ("SUM", "MEAN", "AVERAGE_POOL_2D"):
+        over = graph.constant(op.inputs[1]) if len(op.inputs) > 1 else None
+        if over is not None:
+            return float(x.sum(axis=tuple(int(a) for a in over.reshape(-1))).max())
         size = graph.tensors[op.outputs[0]].size
         return float(x.sum()) if size == 1 else float(x.max()) * (x.size / max(1, size))
     if op.type == "CUMSUM":
@@ -117,7 +122,9 @@ def _accumulated(graph: Graph, op: Op, values: Mapping[int, np.ndarray]) -> floa
         return 0.0
     if op.type == "FULLY_CONNECTED":
         return float((x.reshape(-1, w.shape[-1]) @ w.T).max())
-    if op.type == "BATCH_MATMUL" and x.ndim > 1 and w.ndim > 1 and x.shape[-1] == w.shape[-2]:
+    if op.type == "BATCH_MATMUL" and x.ndim > 1 and w.ndim > 1:
+        x = x.swapaxes(-1, -2) if graph.option(op, "adjX") else x
+        w = w.swapaxes(-1, -2) if graph.option(op, "adjY") else w
         return float((x @ w).max())
     if op.type in CONVOLUTIONS:
         axes = (1, 2) if op.type == "DEPTHWISE_CONV_2D" else (1, 2, 3)

@@ -9,7 +9,6 @@ the tensor's name decides, and the last of the best-named wins, since a block's 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -18,6 +17,7 @@ from math import prod
 import numpy as np
 
 from bisect_litert.graph import Graph
+from bisect_litert.owners import levels, reaches
 
 SAMPLE = 4096
 """Elements compared before a whole tensor is: a wrong permutation shows in far fewer."""
@@ -122,27 +122,9 @@ def _first(partners: Sequence[Partner], graph: Graph) -> Partner:
 
 
 def _names(tensor_name: str, module: str) -> int:
-    """How many levels of a module path a tensor's name carries, in order and down to the path's end; 0 when it does
-    not.
-
-    A name reads "pkg.Model/pkg.Block_b3/torch...Linear_fc;1", joined by ";;" where ops were fused. Levels of
-    containers may be
-    missing from it.
-    """
+    """How many levels of a module path a tensor's name carries down to the path's end; 0 when it does not."""
     path = module.split(".")
-    best = 0
-    for part in tensor_name.split(";;"):
-        # Attribute names may hold underscores themselves, so a level is compared by its end.
-        words = [level for level in re.sub(r";\d*(/tap)?$", "", part).split("/") if level]
-        count, position = 0, 0
-        for step in path:
-            for index in range(position, len(words)):
-                if words[index] == step or words[index].endswith("_" + step):
-                    count, position = count + 1, index + 1
-                    break
-        reached = any(w == path[-1] or w.endswith("_" + path[-1]) for w in words)
-        best = max(best, count if reached else 0)
-    return best
+    return max(reaches(levels(part), path) for part in tensor_name.split(";;"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +179,8 @@ def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layo
             continue
         error = _distance(moved.reshape(-1), flat)
         error = error / whole if whole else (0.0 if error == 0 else np.inf)
-        if error <= tolerance and (best is None or error < best[1]):
+        # What holds in two orders up to fp32's noise (a symmetric matrix) is taken as it is.
+        if error <= tolerance and (best is None or best[1] > max(10 * error, 1e-6)):
             best = (Layout(value.shape, permutation), float(error))
             if error < 1e-7:
                 break
@@ -205,10 +188,10 @@ def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layo
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    """L2 distance over finite pairs; infinite when the two are not finite in the same places."""
+    """L2 distance over finite pairs; infinite when the two differ in what is not finite."""
     x, y = np.asarray(a, np.float64).reshape(-1), np.asarray(b, np.float64).reshape(-1)
     fx, fy = np.isfinite(x), np.isfinite(y)
-    if not np.array_equal(fx, fy):
+    if not np.array_equal(fx, fy) or not np.array_equal(x[~fx], y[~fy], equal_nan=True):
         return float(np.inf)
     d = x[fx] - y[fx]
     return float(np.sqrt(d @ d))

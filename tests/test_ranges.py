@@ -1,0 +1,135 @@
+"""Where a block leaves the range: on converted modules with the emulated run's own values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_models import Converted, run_cpu
+
+from bisect_litert.emulation import Rounding, emulate
+from bisect_litert.ranges import accumulated_peak, first_fault
+
+Once = Callable[[str], Converted]
+
+
+def both(case: Converted, folder: Path, scale: float = 1.0) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """Reference values and emulated ones, rounded, by the original graph's indices."""
+    inputs = {name: np.asarray(value * scale, np.float32) for name, value in case.inputs.items()}
+    graph = emulate(case.graph, Rounding.HALF)
+    emulated = run_cpu(graph, inputs, folder).tensors
+    rounded = {t.name: t.index for t in graph.tensors}
+    half = {
+        t.index: emulated[rounded[f"rounded_{t.index}"]] for t in case.graph.tensors if f"rounded_{t.index}" in rounded
+    }
+    return run_cpu(case.graph, inputs, folder).tensors, half
+
+
+def test_the_square_is_where_a_layer_norm_overflows(converted: Once, tmp_path: Path) -> None:
+    case = converted("overflowing")
+    reference, half = both(case, tmp_path)
+    fault = first_fault(case.graph, case.graph.ops, reference, half)
+    assert fault is not None
+    assert (fault.kind, fault.op.type, fault.op.inputs[0] == fault.op.inputs[1]) == ("overflow", "MUL", True)
+    square = reference[fault.op.outputs[0]]
+    assert fault.reference_peak == square.max()
+    assert fault.lost == np.count_nonzero(square > 65520)  # 65504 and half a unit round to infinity
+    assert "65504" in fault.sentence()
+    assert "MUL" in fault.sentence()
+
+
+def test_in_range_there_is_no_fault(converted: Once, tmp_path: Path) -> None:
+    case = converted("overflowing")
+    assert first_fault(case.graph, case.graph.ops, *both(case, tmp_path, scale=0.01)) is None
+    case = converted("blocks")
+    assert first_fault(case.graph, case.graph.ops, *both(case, tmp_path)) is None
+
+
+def test_what_became_zero_is_the_origin_of_what_is_divided_by_it(converted: Once, tmp_path: Path) -> None:
+    case = converted("flushed")
+    reference, half = both(case, tmp_path)
+    assert np.isinf(half[case.graph.outputs[0].tensor]).all()
+    fault = first_fault(case.graph, case.graph.ops, reference, half)
+    assert fault is not None
+    assert (fault.kind, fault.op.index) == ("underflow", 1)  # small * small
+    assert "6e-8" in fault.sentence()
+
+
+def test_a_small_number_among_large_ones_may_become_zero(converted: Once, tmp_path: Path) -> None:
+    case = converted("blocks")
+    reference, half = both(case, tmp_path)
+    t = case.graph.ops[2].outputs[0]
+    reference[t] = reference[t].copy()
+    reference[t][0, 0] = 1e-9
+    half[t] = half[t].copy()
+    half[t][0, 0] = 0
+    assert first_fault(case.graph, case.graph.ops, reference, half) is None
+
+
+def test_only_the_given_ops_are_looked_at(converted: Once, tmp_path: Path) -> None:
+    case = converted("overflowing")
+    reference, half = both(case, tmp_path)
+    before = [op for op in case.graph.ops if op.index < 2]
+    assert first_fault(case.graph, before, reference, half) is None
+    assert first_fault(case.graph, case.graph.ops, reference, {}) is None
+
+
+@pytest.mark.parametrize("kind", ["SUM", "MEAN", "CUMSUM", "FULLY_CONNECTED", "BATCH_MATMUL"])
+def test_what_an_op_adds_up(converted: Once, tmp_path: Path, kind: str) -> None:
+    case = converted("sums")
+    x = np.abs(case.inputs["args_0"]).astype(np.float64)
+    weight = np.abs(case.module.fc.weight.detach().numpy()).astype(np.float64)
+    expected = {
+        "SUM": x.sum(1).max(),
+        "MEAN": x.sum(2).max(),
+        "CUMSUM": x.sum(1).max(),
+        "FULLY_CONNECTED": (x @ weight.T).max(),
+        "BATCH_MATMUL": (x @ x.transpose(0, 2, 1)).max(),
+    }[kind]
+    ops = [op for op in case.graph.ops if op.type == kind]
+    peak, op = accumulated_peak(case.graph, ops, run_cpu(case.graph, case.inputs, tmp_path).tensors)
+    assert op == ops[0]
+    assert peak == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_largest_of_several_is_named(converted: Once, tmp_path: Path) -> None:
+    case = converted("sums")
+    values = run_cpu(case.graph, case.inputs, tmp_path).tensors
+    peaks = {op.type: accumulated_peak(case.graph, [op], values)[0] for op in case.graph.ops}
+    peak, op = accumulated_peak(case.graph, case.graph.ops, values)
+    assert op is not None
+    assert (peak, op.type) == (max(peaks.values()), max(peaks, key=lambda k: peaks[k]))
+
+
+def test_convolutions_are_bounded(converted: Once, tmp_path: Path) -> None:
+    import torch
+
+    case = converted("convolutions")
+    values = run_cpu(case.graph, case.inputs, tmp_path).tensors
+    peak, op = accumulated_peak(case.graph, case.graph.ops[1:2], values)
+    with torch.no_grad():
+        conv = case.module.c0
+        exact = torch.nn.functional.conv2d(case.args[0].abs(), conv.weight.abs(), padding=1).max().item()
+        bound = case.args[0].abs().max().item() * conv.weight.abs().sum((1, 2, 3)).max().item()
+    assert op is not None
+    assert exact <= peak
+    assert peak == pytest.approx(bound, rel=1e-5)
+
+
+def test_nothing_that_adds_up(converted: Once, tmp_path: Path) -> None:
+    case = converted("arithmetic")
+    values = run_cpu(case.graph, case.inputs, tmp_path).tensors
+    assert accumulated_peak(case.graph, case.graph.ops, values) == (0.0, None)
+    assert accumulated_peak(case.graph, converted("sums").graph.ops, {}) == (0.0, None)
+
+
+def test_infinities_add_nothing(converted: Once, tmp_path: Path) -> None:
+    case = converted("sums")
+    values = run_cpu(case.graph, case.inputs, tmp_path).tensors
+    x = case.graph.inputs[0].tensor
+    values[x] = values[x].copy()
+    values[x][0, 0, 0] = -np.inf
+    peak, _ = accumulated_peak(case.graph, case.graph.ops[:1], values)
+    assert peak == pytest.approx(np.abs(np.where(np.isfinite(values[x]), values[x], 0)).sum(1).max())
