@@ -68,5 +68,9 @@ class ConversionError(BisectError):
     """litert-torch could not convert the model."""
 
 
+class ExportError(BisectError):
+    """torch.export could not trace the model; what needs its operators is done without."""
+
+
 class RunnerError(BisectError):
     """The worker process gave nothing usable back."""

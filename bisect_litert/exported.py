@@ -1,0 +1,302 @@
+"""The model as torch.export sees it: every operator with its module and source line, and its value on demand.
+
+Used for two things: which line of the user's code an op comes from, and what a fp16 device would make of each operator,
+from torch alone.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bisect_litert import decompositions, eager
+from bisect_litert.emulation import Rounding, round_array
+from bisect_litert.errors import ExportError
+
+if TYPE_CHECKING:
+    import torch
+
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of the exported graph."""
+
+    name: str
+    """Unique in the graph."""
+    target: str
+    """"aten.mul.Tensor"."""
+    module: str
+    """Path of the deepest module it belongs to; "" at the top level."""
+    module_class: str
+    """That module's class, without its package; "" at the top level."""
+    within: tuple[str, ...]
+    """Every module it belongs to, outermost first, the model itself left out; "layer@2" in a second call of layer."""
+    source: str
+    """"model.py:41": the deepest line outside torch's own code; "" when unknown."""
+    path: str
+    """That file's full path, never written to a record."""
+    line: int
+    code: str
+    """That line's text, stripped."""
+    inputs: tuple[str, ...]
+    """Names of the nodes it reads; parameters and model inputs have names of their own that `nodes` does not list."""
+    shape: tuple[int, ...]
+    """Of its result; () also for one that is not a single tensor."""
+    constant: bool
+    """Whether it depends on no input of the model; a converter computes it once, in fp32."""
+
+
+class ExportedModel:
+    """A module's operators on one set of inputs.
+
+    Args:
+        module: The model, in eval mode; it is left as it is.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        decompose: Break the operators down to core ATen, and normalisations into what a .tflite file has for them.
+
+    Raises:
+        ExportError: torch.export cannot trace the model.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, decompose: bool = True
+    ) -> None:
+        import torch
+
+        self._args, self._kwargs = eager.copy_inputs((tuple(args), dict(kwargs)))
+        own_args, own_kwargs = eager.copy_inputs((tuple(args), dict(kwargs)))
+        fastpath = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with warnings.catch_warnings(), eager.quiet_stdout(), torch.no_grad():
+                warnings.simplefilter("ignore")
+                program = torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
+                if decompose:
+                    program = program.run_decompositions(decompositions.table())
+        except Exception as error:
+            raise ExportError(
+                f"torch.export cannot trace the model: {_short(error)}.",
+                hint="Run without it; source lines and predictions need an exportable model.",
+            ) from error
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+        self.program = program
+        first: dict[int, str] = {}
+        named = list(module.named_modules(remove_duplicate=False))
+        self._first_path = {path: first.setdefault(id(part), path) for path, part in named}
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Returns the operators in execution order."""
+        return tuple(self._nodes.values())
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the nodes the model returns, in pytree order; may name an input or a parameter."""
+        specs = self.program.graph_signature.output_specs
+        return tuple(spec.arg.name for spec in specs if spec.kind.name == "USER_OUTPUT" and hasattr(spec.arg, "name"))
+
+    def values(
+        self, round: Rounding | None = None, keep: Callable[[Node], bool] = lambda _: True
+    ) -> dict[str, np.ndarray]:
+        """Runs the graph and returns what the operators gave.
+
+        Args:
+            round: Applied to every float result, to the inputs, and to parameters and constants where an operator
+                that depends on the inputs reads them.
+            keep: Which nodes to return; everything else is freed as soon as nothing needs it.
+
+        Returns:
+            float32 arrays by node name, float results only, rounded as asked.
+        """
+        import torch
+
+        kept: dict[str, np.ndarray] = {}
+
+        def see(name: str, value: Any) -> None:
+            node = self._nodes.get(name)
+            if node is not None and isinstance(value, torch.Tensor) and value.is_floating_point() and keep(node):
+                kept[name] = eager.to_numpy(value.to(torch.float32))
+
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            _interpreter(self.program.graph_module, self._constants, round, see).run(*self._bound())
+        return kept
+
+    def excerpt(self, node: Node, lines: int = 2) -> str:
+        """Returns the node's source line and `lines` neighbours on each side, numbered; the line starts with ">"."""
+        if not node.path:
+            return ""
+        text = linecache.getlines(node.path)
+        first, last = max(1, node.line - lines), min(len(text), node.line + lines)
+        width = len(str(last))
+        rows = [
+            f"{'>' if number == node.line else ' '} {number:>{width}} {text[number - 1].rstrip()}".rstrip()
+            for number in range(first, last + 1)
+        ]
+        return "\n".join(rows)
+
+    @cached_property
+    def _constants(self) -> frozenset[str]:
+        inputs = set(self.program.graph_signature.user_inputs)
+        constant: set[str] = set()
+        for node in self.program.graph_module.graph.nodes:
+            if node.op == "placeholder":
+                depends = node.name in inputs
+            else:
+                depends = node.op == "output" or any(i.name not in constant for i in node.all_input_nodes)
+            if not depends:
+                constant.add(node.name)
+        return frozenset(constant)
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        calls: dict[str, int] = {}
+        last: dict[str, int] = {}
+        found = {}
+        for node in self.program.graph_module.graph.nodes:
+            if node.op != "call_function":
+                continue
+            within = []
+            for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+                name = self._first_path.get(path, path)
+                if name and key not in calls:  # one key for every call of every alias of a module
+                    calls[key] = last[name] = last.get(name, 0) + 1
+                if name:
+                    within.append(name if calls[key] == 1 else f"{name}@{calls[key]}")
+            found[node.name] = _describe(node, tuple(within), node.name in self._constants)
+        return found
+
+    def _bound(self) -> list[Any]:
+        """Returns a value for every placeholder of the graph, fresh where a graph that is not functional may write."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        given = iter(pytree.tree_leaves((self._args, self._kwargs)))
+        values = []
+        for spec in self.program.graph_signature.input_specs:
+            if spec.kind.name == "USER_INPUT":
+                value = next(given)
+            else:
+                assert spec.target is not None, "only user inputs have no target"
+                known = self.program.state_dict
+                value = known[spec.target] if spec.target in known else self.program.constants[spec.target]
+            values.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
+        return values
+
+
+def _interpreter(graph: Any, constants: frozenset[str], round: Rounding | None, see: Callable[[str, Any], None]) -> Any:
+    import torch
+    from torch.fx.node import map_arg
+
+    class Rounded(torch.fx.Interpreter):  # torch is imported late, so its subclass is made late
+        def run_node(self, node: torch.fx.Node) -> Any:
+            if round is None or node.op in ("placeholder", "get_attr", "output"):
+                result = super().run_node(node)
+                if round is not None and node.op == "placeholder" and node.name not in constants:
+                    result = _rounded(result, round)
+                return result
+            runtime = node.name not in constants
+
+            def operand(source: torch.fx.Node) -> Any:
+                value = self.env[source]
+                return _rounded(value, round) if runtime and source.name in constants else value
+
+            args, kwargs = map_arg(node.args, operand), map_arg(node.kwargs, operand)
+            if runtime and _is_float(node):
+                args = _round_numbers(node, args, round)
+            result = getattr(self, node.op)(node.target, args, kwargs)
+            if runtime:
+                result = _rounded(result, round)
+            see(node.name, result)
+            return result
+
+    class Plain(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            result = super().run_node(node)
+            see(node.name, result)
+            return result
+
+    return (Plain if round is None else Rounded)(graph)
+
+
+_ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where")
+
+
+def _is_float(node: torch.fx.Node) -> bool:
+    import torch
+
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _round_numbers(node: torch.fx.Node, args: tuple[Any, ...], round: Rounding) -> tuple[Any, ...]:
+    """Rounds the Python numbers an arithmetic operator reads: in a .tflite file they are tensors like any other."""
+    name = getattr(node.target, "_opname", "")
+    if name not in _ARITHMETIC and name not in ("full_like", "masked_fill", "fill"):
+        return args
+    return tuple(float(round_array(np.asarray(a, np.float32), round)) if type(a) in (float, int) else a for a in args)
+
+
+def _rounded(value: Any, round: Rounding) -> Any:
+    import torch
+
+    if isinstance(value, (tuple, list)):
+        return type(value)(_rounded(part, round) for part in value)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    if round is Rounding.HALF:
+        return value.to(torch.float16).to(value.dtype)
+    return torch.from_numpy(np.asarray(round_array(eager.to_numpy(value), round))).to(value.dtype)
+
+
+def _describe(node: torch.fx.Node, within: tuple[str, ...], constant: bool) -> Node:
+    import torch
+
+    _, owner = next(reversed((node.meta.get("nn_module_stack") or {"": ("", "")}).values()))
+    owner = owner if isinstance(owner, str) else owner.__name__
+    path, line = _user_line(node.meta.get("stack_trace") or "")
+    value = node.meta.get("val")
+    return Node(
+        name=node.name,
+        target=str(node.target) if isinstance(node.target, torch._ops.OpOverload) else _plain_name(node.target),
+        module=within[-1].partition("@")[0] if within else "",
+        module_class=owner.rpartition(".")[2] if within else "",
+        within=within,
+        source=f"{Path(path).name}:{line}" if path else "",
+        path=path,
+        line=line,
+        code=linecache.getline(path, line).strip() if path else "",
+        inputs=tuple(source.name for source in node.all_input_nodes),
+        shape=tuple(int(size) for size in value.shape) if isinstance(value, torch.Tensor) else (),
+        constant=constant,
+    )
+
+
+def _plain_name(target: Any) -> str:
+    return str(getattr(target, "__name__", target))
+
+
+def _user_line(trace: str) -> tuple[str, int]:
+    """Returns file and line of the deepest frame that is not torch's own; ("", 0) without one."""
+    import torch
+
+    own = str(Path(torch.__file__).parent)
+    frames = [(m["path"], int(m["line"])) for m in _FRAME.finditer(trace)]
+    users = [frame for frame in frames if not frame[0].startswith(own) and not frame[0].startswith("<")]
+    return users[-1] if users else ("", 0)
+
+
+def _short(error: Exception, limit: int = 160) -> str:
+    text = eager.one_line(error)
+    return (text if len(text) <= limit else text[: limit - 1] + "…").rstrip(".")
