@@ -50,7 +50,7 @@ class Blamer:
 
     def __init__(self, case: Investigation) -> None:
         self.case = case
-        self._half_tensors: dict[int, np.ndarray] | None = None
+        self._half_tensors: dict[int, dict[int, np.ndarray]] = {}
 
     def worst(self, readings: Sequence[Reading], block: str) -> Reading:
         """Returns the reading of a block that shows its fault best."""
@@ -66,8 +66,15 @@ class Blamer:
             ),
         )
 
-    def blame(self, reading: Reading, hidden: bool, values: Values | None) -> Culprit:
-        """Names the cause of a wrong reading; `values` are the target's tensors in the shipped graph."""
+    def blame(self, reading: Reading, hidden: bool, values: Values | None, graph: TappedGraph) -> Culprit:
+        """Names the cause of a wrong reading.
+
+        Args:
+            reading: What was measured.
+            hidden: Whether it shows only in a healed graph.
+            values: The target's tensors in the shipped graph.
+            graph: The graph of this round.
+        """
         settings, case = self.case.settings, self.case
         fault: RangeFault | None = None
         said = ""
@@ -80,7 +87,7 @@ class Blamer:
                 if op is not None and leaves_range(reading, settings):
                     said = f"{op.type} (op {op.index}) adds up magnitudes to {peak:.3g}, where fp16 ends at 65504."
             else:
-                fault = first_fault(case.original, ops, case.values, self._half_values())
+                fault = first_fault(case.original, ops, case.values, self._half_values(graph))
             cause = cause_of(reading, settings)
         assert cause is not None
         cause = self._buffer_cause(reading, values) or cause
@@ -126,15 +133,13 @@ class Blamer:
         case = self.case
         return case.original.inside([self._tensor(reading)], {t.tensor for t in case.taps if t.tensor >= 0})
 
-    def _half_values(self) -> dict[int, np.ndarray]:
-        """Every tensor of the emulated fp16 run, by the original graph's index, after rounding."""
-        if self._half_tensors is None:
-            graph = emulate(self.case.original, Rounding.HALF)
-            found = self.case.evaluator.all_tensors(graph, "half-tensors")
-            rounded = {t.name: t.index for t in graph.tensors if t.name.startswith("rounded_")}
-            self._half_tensors = {}
-            for tensor in self.case.original.tensors:
-                at = rounded.get(f"rounded_{tensor.index}", tensor.index)
-                if at in found:
-                    self._half_tensors[tensor.index] = found[at]
-        return self._half_tensors
+    def _half_values(self, graph: TappedGraph) -> dict[int, np.ndarray]:
+        """Every tensor of the emulated fp16 run of one round's graph, by the original graph's index, after rounding."""
+        key = id(graph)
+        if key not in self._half_tensors:
+            rounded = emulate(graph.graph, Rounding.HALF)
+            found = self.case.evaluator.all_tensors(rounded, f"half-tensors{len(self._half_tensors)}", graph.feeds)
+            at = {t.name: t.index for t in rounded.tensors if t.name.startswith("rounded_")}
+            values = {t.index: found.get(at.get(f"rounded_{t.index}", t.index)) for t in self.case.original.tensors}
+            self._half_tensors[key] = {t: v for t, v in values.items() if v is not None}
+        return self._half_tensors[key]

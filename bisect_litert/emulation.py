@@ -49,17 +49,19 @@ def round_array(values: np.ndarray, rounding: Rounding) -> np.ndarray:
     return np.where(np.isfinite(values), rounded, values)
 
 
-def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = ()) -> Graph:
+def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = (), only: Collection[int] | None = None) -> Graph:
     """Returns the graph with every float tensor rounded as it is written, constants and graph inputs included.
 
     Args:
         graph: The graph, taps and all.
         rounding: What to emulate.
         tame: Tensors known to hold nothing infinite, NaN, or above `SPLIT_LIMIT`; they are rounded with fewer ops.
+        only: Round these tensors and no others; None means all.
     """
     editor = graph.edit()
     for tensor in graph.tensors:
-        if tensor.constant and tensor.is_float and tensor.index in graph.consumers:
+        chosen = only is None or tensor.index in only
+        if chosen and tensor.constant and tensor.is_float and tensor.index in graph.consumers:
             value = graph.constant(tensor.index)
             assert value is not None
             with np.errstate(over="ignore"):
@@ -79,7 +81,7 @@ def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = ()) -> Gra
             op.inputs = [current.get(i, i) for i in op.inputs]
             editor.subgraph.operators.append(op)
         for t in plans[position]:
-            if not graph.tensors[t].is_float or t not in used:
+            if not graph.tensors[t].is_float or t not in used or (only is not None and t not in only):
                 continue
             current[t] = _half(editor, t) if rounding is Rounding.HALF else _significand(editor, t, t not in tame)
             outputs[t] = current[t]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -59,7 +60,9 @@ class Evaluator:
         self._files = 0
         self.results: list[JobResult] = []
 
-    def run(self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "") -> dict[str, JobResult]:
+    def run(
+        self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "", env: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, JobResult]:
         """Runs the graph in each of the given ways, in one request.
 
         Returns:
@@ -81,15 +84,18 @@ class Evaluator:
                     inputs={p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs}
                     | dict(tapped.feeds),
                     fp32=kind == GPU_FP32,
+                    env=env,
                 )
             )
         results = self._runner.run(jobs, on_done=self._on_job)
         self.results.extend(results.values())
         return {kind: results[kind + suffix] for kind in kinds}
 
-    def all_tensors(self, graph: Graph, name: str) -> dict[int, np.ndarray]:
+    def all_tensors(
+        self, graph: Graph, name: str, feeds: Mapping[str, np.ndarray] = MappingProxyType({})
+    ) -> dict[int, np.ndarray]:
         """Runs a graph op by op on the CPU and returns every tensor by index; empty when that fails."""
-        inputs = {p.name: self._inputs[p.name] for p in graph.inputs if p.name in self._inputs}
+        inputs = {p.name: self._inputs[p.name] for p in graph.inputs if p.name in self._inputs} | dict(feeds)
         result = self._runner.run([Job(name, self._write(graph), "interpreter", inputs, tensors="all")])[name]
         self.results.append(result)
         return dict(result.tensors)

@@ -23,9 +23,10 @@ from bisect_litert.culprits import (
     out_of_line,
     upstream,
 )
+from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
 from bisect_litert.jobs import JobResult
-from bisect_litert.metrics import FP16_UNIT
+from bisect_litert.metrics import FP16_MAX, FP16_UNIT, compare
 from bisect_litert.readings import OUTPUT, Errors, Runs, Values, build, measure
 from bisect_litert.record import Cause, Culprit, RunName
 
@@ -67,11 +68,12 @@ class _Rounds:
         """Lost digits: culprits only if an output is out of line once everything else is healed."""
         self.merged: set[str] = set()
         """Healed with a culprit whose inner tensors they read, since the two cannot be told apart."""
-        regions: dict[str, list[int]] = {}
+        self.regions: dict[str, list[int]] = {}
         for tap in case.taps:
             if tap.tensor >= 0:
-                regions.setdefault(tap.block, []).append(tap.tensor)
-        self.entangled = case.original.shared_insides(regions, [t for own in regions.values() for t in own])
+                self.regions.setdefault(tap.block, []).append(tap.tensor)
+        walls = [t for own in self.regions.values() for t in own]
+        self.entangled = case.original.shared_insides(self.regions, walls)
         self.blamer = Blamer(case)
         self._measured: dict[str, Errors] = {}
 
@@ -117,7 +119,7 @@ class _Rounds:
             found.readings = readings
             self._keep(runs)
         before = len(self.confirmed) + len(self.merged)
-        self._confirm(readings, number, healed)
+        self._confirm(readings, number, healed, graph)
         if len(self.confirmed) + len(self.merged) == before and not self.suspects:
             self._explain_outputs(readings, number)
 
@@ -180,7 +182,7 @@ class _Rounds:
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _confirm(self, readings: Sequence[Reading], number: int, healed: set[str]) -> None:
+    def _confirm(self, readings: Sequence[Reading], number: int, healed: set[str], graph: TappedGraph) -> None:
         """Believes what stands behind no other suspect, or is wrong at healed inputs too; keeps the rest as
         suspects."""
         settings = self.case.settings
@@ -197,18 +199,15 @@ class _Rounds:
             if not self._inputs_sound(block, before, healed, wrong):
                 self.suspects[block] = reading
                 continue
-            if (
-                number
-                and self.entangled.get(block, frozenset()) & (set(self.confirmed) | self.merged)
-                and block not in self.suspects
-            ):
+            if self._inseparable(block, readings, number):
                 self.merged.add(block)
                 self.cleared.add(block)
+                self.suspects.pop(block, None)
                 continue
             hidden = number > 0 and block not in self.suspects
             self.suspects.pop(block, None)
-            culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target))
-            if self._harmless(culprit, reading):
+            culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target), graph)
+            if self._harmless(culprit, reading, readings):
                 self.pending[block] = culprit
                 self.cleared.add(block)
             else:
@@ -219,13 +218,57 @@ class _Rounds:
     ) -> bool:
         return not any(b in wrong and b not in healed and b not in self.cleared for b in before.get(block, ()))
 
-    @staticmethod
-    def _harmless(culprit: Culprit, reading: Reading) -> bool:
-        """Lost digits, and small numbers that became zero, count only where an output suffers."""
+    def _inseparable(self, block: str, readings: Sequence[Reading], number: int) -> bool:
+        """Whether a block's fault may be no more than that of a culprit before it, even at healed inputs.
+
+        It may when the block reads the culprit's inner tensors past the point where the culprit is healed, or when
+        what it is
+        given, in PyTorch's own values, does not fit into fp16 in the first place.
+        """
+        guilty = set(self.confirmed) | self.merged
+        if number and block not in self.suspects and self.entangled.get(block, frozenset()) & guilty:
+            return True
+        shared = {t for other in guilty for t in (*self.regions.get(other, ()), *self._reads(other))}
+        return any(t in shared and not self._fits(t) for t in self._reads(block))
+
+    def _reads(self, block: str) -> frozenset[int]:
+        """The taps and graph inputs a block follows from."""
+        walls = [t for own in self.regions.values() for t in own]
+        return self.case.original.sources(self.regions.get(block, ()), walls)
+
+    def _fits(self, tensor: int) -> bool:
+        """Whether fp16 can hold a tensor's true value."""
+        value = self.case.values.get(tensor)
+        if value is None or value.dtype != np.float32:
+            return True
+        held = compare(reference=value, target=round_array(value, Rounding.HALF))
+        return not out_of_line(held, self.case.settings.output_limit)
+
+    def _harmless(self, culprit: Culprit, reading: Reading, readings: Sequence[Reading]) -> bool:
+        """Whether a fault counts only if an output suffers.
+
+        Lost digits do, and small numbers that became zero, and numbers beyond 65504 that became the infinity of their
+        sign while
+        everything behind them stays in line, as a mask of -1e9 does in front of a softmax.
+        """
+        local = reading.local
         if culprit.cause is Cause.PRECISION_LOSS:
             return True
-        local = reading.local
-        return culprit.kind == "underflow" and local is not None and local.finite_agreement
+        if culprit.cause is not Cause.OVERFLOW or local is None:
+            return False
+        if local.finite_agreement:
+            return culprit.kind == "underflow"
+        values = self.found.values.get(self.case.target)
+        seen = values.taps.get(reading.tap) if values else None
+        if seen is None or culprit.hidden:
+            return False
+        true = self.case.truth.taps[reading.tap]
+        beyond = (np.abs(true) >= FP16_MAX) & (seen == np.copysign(np.inf, true))
+        before = upstream(readings)
+        behind = [r for r in readings if reading.block in before.get(r.block, frozenset())]
+        return bool((np.isfinite(seen) | beyond).all()) and not any(
+            out_of_line(r.cumulative, self.case.settings.output_limit) for r in behind
+        )
 
     def _blame_loss(self, block: str, readings: Sequence[Reading], number: int) -> None:
         levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}

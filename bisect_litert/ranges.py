@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_litert.graph import Graph, Op
-from bisect_litert.metrics import FP16_MAX
 
+FP16_LAST = 65520.0
+"""Smallest magnitude that rounds to infinity in fp16."""
 SMALLEST = 2.0**-24
 """Smallest positive fp16 number, 5.96e-8; results below half of it become zero."""
 CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV")
@@ -24,6 +25,7 @@ class RangeFault:
     kind: str
     """"overflow", "underflow"."""
     reference_peak: float
+    """Largest finite magnitude that the op writes, or reads when that is what does not fit."""
     lost: int
     """Elements that became non-finite or zero."""
     elements: int
@@ -33,7 +35,7 @@ class RangeFault:
         where = f"{self.op.type} (op {self.op.index})"
         if self.kind == "overflow":
             return (
-                f"{where}: the reference reaches {self.reference_peak:.3g} where fp16 ends at 65504; "
+                f"{where} handles values up to {self.reference_peak:.3g} where fp16 ends at 65504; "
                 f"{self.lost} of {self.elements} values leave the range"
             )
         return (
@@ -71,13 +73,27 @@ def first_fault(
             if new.any() and root is not None:
                 return root  # 1/0, log 0, 0 * inf: what became zero is the origin
             if new.any():
-                kind = "overflow" if (np.abs(ref[new]) > FP16_MAX * (1 - 2.0**-12)).any() else "underflow"
+                read = _peak_read(graph, op, reference)
+                written = bool((np.abs(ref[new]) > FP16_LAST).any())
+                kind = "overflow" if written or read >= FP16_LAST else "underflow"
+                peak = peak if written else read
                 return RangeFault(op, name, kind, peak, int(new.sum()), ref.size)
             zeroed = (out == 0) & (np.abs(ref) > 0.1 * peak) & np.isfinite(ref)
             if peak > 0 and zeroed.any():
                 zeros[t] = root or RangeFault(op, name, "underflow", peak, int(zeroed.sum()), ref.size)
                 flushed = flushed or zeros[t]
     return flushed
+
+
+def _peak_read(graph: Graph, op: Op, reference: Mapping[int, np.ndarray]) -> float:
+    """Largest finite magnitude an op reads: what another op wrote, an input of the model, a constant."""
+    peak = 0.0
+    for t in op.inputs:
+        value = reference.get(t)
+        value = graph.constant(t) if value is None else value
+        if value is not None and value.dtype.kind == "f":
+            peak = max(peak, float(np.abs(value[np.isfinite(value)]).max(initial=0.0)))
+    return peak
 
 
 def accumulated_peak(graph: Graph, ops: Sequence[Op], values: Mapping[int, np.ndarray]) -> tuple[float, Op | None]:
