@@ -50,7 +50,8 @@ class Blamer:
 
     def __init__(self, case: Investigation) -> None:
         self.case = case
-        self._half_tensors: dict[int, dict[int, np.ndarray]] = {}
+        self._half_tensors: dict[int, tuple[TappedGraph, dict[int, np.ndarray]]] = {}
+        """By the graph's id, with the graph, so that no other one gets its id."""
 
     def worst(self, readings: Sequence[Reading], block: str) -> Reading:
         """Returns the reading of a block that shows its fault best."""
@@ -141,5 +142,5 @@ class Blamer:
             found = self.case.evaluator.all_tensors(rounded, f"half-tensors{len(self._half_tensors)}", graph.feeds)
             at = {t.name: t.index for t in rounded.tensors if t.name.startswith("rounded_")}
             values = {t.index: found.get(at.get(f"rounded_{t.index}", t.index)) for t in self.case.original.tensors}
-            self._half_tensors[key] = {t: v for t, v in values.items() if v is not None}
-        return self._half_tensors[key]
+            self._half_tensors[key] = (graph, {t: v for t, v in values.items() if v is not None})
+        return self._half_tensors[key][1]

@@ -17,7 +17,7 @@ from bisect_litert.graph import Graph
 from bisect_litert.healing import Found
 from bisect_litert.judging import Findings, block_ops, log_findings, place
 from bisect_litert.metrics import compare
-from bisect_litert.readings import OUTPUT, Errors, Tap, block_errors
+from bisect_litert.readings import OUTPUT, Errors, Tap, Values, block_errors
 from bisect_litert.record import (
     BlockResult,
     Cause,
@@ -117,20 +117,23 @@ def _outputs(known: Findings) -> list[OutputResult]:
     bare = known.choice.untapped if known.choice else None
     rows = []
     for label, reference in truth.outputs.items():
-        seen = values.outputs.get(label) if values else None
-        alone = bare.outputs.get(label) if bare else None
         expected = found.rounding.output_cumulative.get(label) if found.rounding else None
         rows.append(
             OutputResult(
                 label,
-                compare(reference=reference, target=seen) if seen is not None and seen.size == reference.size else None,
-                compare(reference=reference, target=alone)
-                if alone is not None and alone.size == reference.size
-                else None,
+                _output(values, label, reference),
+                _output(bare, label, reference),
                 expected.relative_l2 if expected else nan,
             )
         )
     return rows
+
+
+def _output(values: Values | None, label: str, reference: np.ndarray) -> Comparison | None:
+    seen = values.outputs.get(label) if values else None
+    if values is None or seen is None or seen.size != reference.size:
+        return None
+    return compare(reference=reference, target=seen, unwritten=values.unwritten.get(label, 0))
 
 
 def _keep_tensors(known: Findings) -> dict[str, tuple[str, str]]:

@@ -219,7 +219,7 @@ class TorchReference:
         for block in self.blocks:
             watch(module_at(module, block.name), block, record)
         try:
-            outputs = _named_outputs(eager.call(module, model.args, model.kwargs, seed=seed))
+            outputs = _named_outputs(eager.call(module, model.args, model.kwargs, seed=seed), taps)
             problem = ""
         except Exception as error:
             if not keep_partial:
@@ -258,8 +258,10 @@ def block_key(block: str, call: int) -> str:
     return block if call == 1 else f"{block}@{call}"
 
 
-def _named_outputs(output: Any) -> dict[str, np.ndarray]:
-    return {label or "output": eager.to_numpy(tensor) for label, tensor in structure.leaves(output)}
+def _named_outputs(output: Any, taps: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """By structure label; a plain tensor is "output", or the next free "output_0" where a block has that name."""
+    plain = next(n for n in ("output", *(f"output_{i}" for i in range(len(taps) + 1))) if n not in taps)
+    return {label or plain: eager.to_numpy(tensor) for label, tensor in structure.leaves(output)}
 
 
 def _tensor_like(value: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
