@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import torch
 
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
+
+
+See = Callable[["Node", Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -119,19 +122,43 @@ class ExportedModel:
         Returns:
             float32 arrays by node name, float results only, rounded as asked.
         """
-        import torch
-
         kept: dict[str, np.ndarray] = {}
 
-        def see(name: str, value: Any) -> None:
-            node = self._nodes.get(name)
-            if node is not None and isinstance(value, torch.Tensor) and value.is_floating_point() and keep(node):
-                kept[name] = eager.to_numpy(value.to(torch.float32))
+        def see(node: Node, result: Any, *_: Any) -> None:
+            if is_float(result) and keep(node):
+                kept[node.name] = as_array(result)
+
+        self.walk(see, rounding=lambda _: round)
+        return kept
+
+    def walk(
+        self,
+        see: See,
+        *,
+        rounding: Callable[[str], Rounding | None] = lambda _: None,
+        force: Mapping[str, np.ndarray] | None = None,
+        only: Container[str] | None = None,
+    ) -> None:
+        """Runs the graph and shows every operator's result together with what it read.
+
+        Args:
+            see: Called with the node, its result, and its positional and keyword operands.
+            rounding: By node name (inputs of the model included): how its result is rounded, and the parameters,
+                constants and numbers it reads.
+            force: float32 arrays by node name that its consumers read instead of its result, rounded like it except
+                for elements that rounding would make infinite: they stand for a repaired result.
+            only: Names of the nodes to compute; what they read beside these must be in `force` or be placeholders.
+        """
+        import torch
+
+        def see_result(name: str, result: Any, args: Any, kwargs: Any) -> None:
+            if name in self._nodes:
+                see(self._nodes[name], result, args, kwargs)
 
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            _interpreter(self.program.graph_module, self._constants, round, see).run(*self._bound())
-        return kept
+            runner = _interpreter(self.program.graph_module, self._constants, see_result, rounding, force or {}, only)
+            runner.run(*self._bound())
 
     def excerpt(self, node: Node, lines: int = 2) -> str:
         """Returns the node's source line and `lines` neighbours on each side, numbered; the line starts with ">"."""
@@ -195,49 +222,63 @@ class ExportedModel:
         return values
 
 
-def _interpreter(graph: Any, constants: frozenset[str], round: Rounding | None, see: Callable[[str, Any], None]) -> Any:
+def is_float(value: Any) -> bool:
+    """Whether a value is a tensor of a floating-point type."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def as_array(value: torch.Tensor) -> np.ndarray:
+    """Returns a float tensor as a float32 array of its own."""
+    import torch
+
+    return eager.to_numpy(value.to(torch.float32))
+
+
+def _interpreter(
+    graph: Any,
+    constants: Container[str],
+    see: Callable[[str, Any, Any, Any], None],
+    rounding: Callable[[str], Rounding | None],
+    force: Mapping[str, np.ndarray],
+    only: Container[str] | None,
+) -> Any:
     import torch
     from torch.fx.node import map_arg
 
     class Rounded(torch.fx.Interpreter):  # torch is imported late, so its subclass is made late
         def run_node(self, node: torch.fx.Node) -> Any:
-            if round is None or node.op in ("placeholder", "get_attr", "output"):
-                result = super().run_node(node)
-                if round is not None and node.op == "placeholder" and node.name not in constants:
-                    result = _rounded(result, round)
-                return result
-            runtime = node.name not in constants
+            if node.op == "output":
+                return None
+            how = None if node.name in constants else rounding(node.name)
+            if node.op in ("placeholder", "get_attr"):
+                return _rounded(super().run_node(node), how)
+            if only is not None and node.name not in only:
+                return _repaired(force[node.name], how) if node.name in force else None
 
             def operand(source: torch.fx.Node) -> Any:
                 value = self.env[source]
-                return _rounded(value, round) if runtime and source.name in constants else value
+                return _rounded(value, how) if source.name in constants else value
 
             args, kwargs = map_arg(node.args, operand), map_arg(node.kwargs, operand)
-            if runtime and _is_float(node):
-                args = _round_numbers(node, args, round)
-            result = getattr(self, node.op)(node.target, args, kwargs)
-            if runtime:
-                result = _rounded(result, round)
-            see(node.name, result)
-            return result
+            if how is not None and is_float(node.meta.get("val")):
+                args = _round_numbers(node, args, how)
+            result = _rounded(getattr(self, node.op)(node.target, args, kwargs), how)
+            see(node.name, result, args, kwargs)
+            return _repaired(force[node.name], how) if node.name in force else result
 
-    class Plain(torch.fx.Interpreter):
-        def run_node(self, node: torch.fx.Node) -> Any:
-            result = super().run_node(node)
-            see(node.name, result)
-            return result
+    return Rounded(graph)
 
-    return (Plain if round is None else Rounded)(graph)
+
+def _repaired(value: np.ndarray, round: Rounding | None) -> Any:
+    import torch
+
+    rounded = value if round is None else round_array(value, round)
+    return torch.from_numpy(np.where(np.isfinite(rounded), rounded, value))
 
 
 _ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where")
-
-
-def _is_float(node: torch.fx.Node) -> bool:
-    import torch
-
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _round_numbers(node: torch.fx.Node, args: tuple[Any, ...], round: Rounding) -> tuple[Any, ...]:
@@ -248,12 +289,14 @@ def _round_numbers(node: torch.fx.Node, args: tuple[Any, ...], round: Rounding) 
     return tuple(float(round_array(np.asarray(a, np.float32), round)) if type(a) in (float, int) else a for a in args)
 
 
-def _rounded(value: Any, round: Rounding) -> Any:
+def _rounded(value: Any, round: Rounding | None) -> Any:
     import torch
 
+    if round is None:
+        return value
     if isinstance(value, (tuple, list)):
         return type(value)(_rounded(part, round) for part in value)
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    if not is_float(value):
         return value
     if round is Rounding.HALF:
         return value.to(torch.float16).to(value.dtype)
