@@ -53,6 +53,8 @@ class Node:
     """That line's text, stripped."""
     inputs: tuple[str, ...]
     """Names of the nodes it reads; parameters and model inputs have names of their own that `nodes` does not list."""
+    numbers: tuple[float, ...]
+    """The Python numbers among its positional operands: an exponent, a factor."""
     shape: tuple[int, ...]
     """Of its result; () also for one that is not a single tensor."""
     constant: bool
@@ -103,6 +105,11 @@ class ExportedModel:
         """Returns the operators in execution order."""
         return tuple(self._nodes.values())
 
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Returns the model's float inputs by the names that nodes read them under."""
+        names = [s.arg.name for s in self.program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
+        return {name: value for name, value in zip(names, self._given(), strict=True) if is_float(value)}
+
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Names of the nodes the model returns, in pytree order; may name an input or a parameter."""
@@ -137,6 +144,7 @@ class ExportedModel:
         *,
         rounding: Callable[[str], Rounding | None] = lambda _: None,
         force: Mapping[str, np.ndarray] | None = None,
+        hand_on: Callable[[str], Rounding | None] | None = None,
         only: Container[str] | None = None,
     ) -> None:
         """Runs the graph and shows every operator's result together with what it read.
@@ -145,8 +153,8 @@ class ExportedModel:
             see: Called with the node, its result, and its positional and keyword operands.
             rounding: By node name (inputs of the model included): how its result is rounded, and the parameters,
                 constants and numbers it reads.
-            force: float32 arrays by node name that its consumers read instead of its result, rounded like it except
-                for elements that rounding would make infinite: they stand for a repaired result.
+            force: float32 arrays by node name that its consumers read instead of its result.
+            hand_on: How these arrays are rounded, by node name, asked after `see`; like the node's result if None.
             only: Names of the nodes to compute; what they read beside these must be in `force` or be placeholders.
         """
         import torch
@@ -157,7 +165,8 @@ class ExportedModel:
 
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            runner = _interpreter(self.program.graph_module, self._constants, see_result, rounding, force or {}, only)
+            forced = _Forced(force or {}, hand_on or rounding)
+            runner = _interpreter(self.program.graph_module, self._constants, see_result, rounding, forced, only)
             runner.run(*self._bound())
 
     def excerpt(self, node: Node, lines: int = 2) -> str:
@@ -204,12 +213,16 @@ class ExportedModel:
             found[node.name] = _describe(node, tuple(within), node.name in self._constants)
         return found
 
+    def _given(self) -> list[Any]:
+        from torch.utils import _pytree as pytree
+
+        return list(pytree.tree_leaves((self._args, self._kwargs)))
+
     def _bound(self) -> list[Any]:
         """Returns a value for every placeholder of the graph, fresh where a graph that is not functional may write."""
         import torch
-        from torch.utils import _pytree as pytree
 
-        given = iter(pytree.tree_leaves((self._args, self._kwargs)))
+        given = iter(self._given())
         values = []
         for spec in self.program.graph_signature.input_specs:
             if spec.kind.name == "USER_INPUT":
@@ -236,12 +249,27 @@ def as_array(value: torch.Tensor) -> np.ndarray:
     return eager.to_numpy(value.to(torch.float32))
 
 
+@dataclass(frozen=True)
+class _Forced:
+    """What stands in for some nodes' results."""
+
+    values: Mapping[str, np.ndarray]
+    rounding: Callable[[str], Rounding | None]
+
+    def get(self, name: str, otherwise: Any) -> Any:
+        import torch
+
+        if name not in self.values:
+            return otherwise
+        return _rounded(torch.from_numpy(self.values[name]), self.rounding(name))
+
+
 def _interpreter(
     graph: Any,
     constants: Container[str],
     see: Callable[[str, Any, Any, Any], None],
     rounding: Callable[[str], Rounding | None],
-    force: Mapping[str, np.ndarray],
+    forced: _Forced,
     only: Container[str] | None,
 ) -> Any:
     import torch
@@ -255,7 +283,7 @@ def _interpreter(
             if node.op in ("placeholder", "get_attr"):
                 return _rounded(super().run_node(node), how)
             if only is not None and node.name not in only:
-                return _repaired(force[node.name], how) if node.name in force else None
+                return forced.get(node.name, None)
 
             def operand(source: torch.fx.Node) -> Any:
                 value = self.env[source]
@@ -266,16 +294,9 @@ def _interpreter(
                 args = _round_numbers(node, args, how)
             result = _rounded(getattr(self, node.op)(node.target, args, kwargs), how)
             see(node.name, result, args, kwargs)
-            return _repaired(force[node.name], how) if node.name in force else result
+            return forced.get(node.name, result)
 
     return Rounded(graph)
-
-
-def _repaired(value: np.ndarray, round: Rounding | None) -> Any:
-    import torch
-
-    rounded = value if round is None else round_array(value, round)
-    return torch.from_numpy(np.where(np.isfinite(rounded), rounded, value))
 
 
 _ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where")
@@ -321,6 +342,7 @@ def _describe(node: torch.fx.Node, within: tuple[str, ...], constant: bool) -> N
         line=line,
         code=linecache.getline(path, line).strip() if path else "",
         inputs=tuple(source.name for source in node.all_input_nodes),
+        numbers=tuple(float(arg) for arg in node.args if type(arg) in (int, float)),
         shape=tuple(int(size) for size in value.shape) if isinstance(value, torch.Tensor) else (),
         constant=constant,
     )
