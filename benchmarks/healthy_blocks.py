@@ -231,19 +231,19 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     models: list[dict[str, Any]] = []
     parts = list(chains(arguments.only, arguments.size))
-    for part, seed in [(part, seed) for part in parts for seed in range(arguments.seeds)]:
+    for seed, part in [(seed, part) for seed in range(arguments.seeds) for part in parts]:
         new, summary = measure(part, seed)
         rows += new
         models.append(summary)
         seconds = summary.get("seconds", nan)
         print(f"{summary['cause']:<22} {seconds:6.1f} s  seed {seed}  {' '.join(part)}", file=sys.stderr, flush=True)
+        if arguments.json:  # as it goes, since it takes long
+            arguments.json.write_text(json.dumps({"blocks": rows, "models": models}, indent=1))
     if not rows:
         sys.exit(f"no block was measured; the kinds are {', '.join([*TOKENS, *IMAGES, *JUMPS])}")
     print(f"{models[0].get('adapter')}; " + ", ".join(f"{k} {v}" for k, v in models[0]["environment"].items()) + "\n")
     print_table(rows)
     print_summary(rows, models)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"blocks": rows, "models": models}, indent=1))
 
 
 if __name__ == "__main__":
