@@ -21,21 +21,27 @@ import numpy as np
 from bisect_litert import blocks as block_stage
 from bisect_litert import model_file, run_folder, tapping
 from bisect_litert.blame import Investigation
+from bisect_litert.confidence import Circumstances
 from bisect_litert.conversion import convert, input_names
+from bisect_litert.counterfactual import Controls
 from bisect_litert.errors import BisectError, ConversionError, RunnerError, UnfitReferenceError
 from bisect_litert.evaluation import CPU, GPU, HALF, ROUNDING, Evaluator, TappedGraph, tap_graph
+from bisect_litert.exported import ExportedModel
 from bisect_litert.gate import choose_taps
 from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
+from bisect_litert.inside import Tools, look_inside
 from bisect_litert.jobs import Job
 from bisect_litert.judging import Findings, judge
 from bisect_litert.metrics import compare
+from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, flow
 from bisect_litert.record import Cause, RunRecord, Verdict
 from bisect_litert.recording import write_record
 from bisect_litert.reference import Forward, TorchReference, tapped_module
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
 from bisect_litert.runners import Runner
+from bisect_litert.sources import Sources
 
 
 def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
@@ -296,26 +302,64 @@ class _Bisection:
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = _owners(tapped, truth, outputs), tapped.graph
         if choice is None or choice.gpu or not choice.tested:
+            case = Investigation(
+                evaluator=evaluator,
+                base=graph,
+                original=tapped.graph,
+                taps=tapped.taps,
+                owners=self.known.owners,
+                links=self.known.links,
+                truth=truth,
+                force=self.reference.force,
+                fp32_cost=cost,
+                values=tapped.values,
+                settings=self.settings,
+                target=self.known.target,
+                first={**cpu, **(choice.gpu if choice else {})},
+            )
             with self._stage("search"):
-                self.known.found = investigate(
-                    Investigation(
-                        evaluator=evaluator,
-                        base=graph,
-                        original=tapped.graph,
-                        taps=tapped.taps,
-                        owners=self.known.owners,
-                        links=self.known.links,
-                        truth=truth,
-                        force=self.reference.force,
-                        fp32_cost=cost,
-                        values=tapped.values,
-                        settings=self.settings,
-                        target=self.known.target,
-                        first={**cpu, **(choice.gpu if choice else {})},
-                    )
-                )
+                self.known.found = investigate(case)
             self.known.add_results(self.known.found.results)
+            if self.known.found.culprits:
+                with self._stage("look inside"):
+                    self._look_inside(case)
         self.known.verdict = judge(self.known)
+
+    def _look_inside(self, case: Investigation) -> None:
+        """Drives each culprit down to its op and line, and proves it by keeping it off the GPU."""
+        found, loaded = self.known.found, self.loaded
+        controls = None
+        if case.target == GPU:
+            shipped = TappedGraph(case.original, {}, case.base.outputs)
+            controls = Controls(case.evaluator, shipped, case.truth.outputs)
+        classes = {name: type(module).__name__ for name, module in loaded.module.named_modules() if name}
+        choice = self.known.choice
+        tools = Tools(
+            pricer=Pricer(case),
+            sources=Sources(
+                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs),
+                case.original,
+                case.values,
+                list(classes),
+            ),
+            controls=controls,
+            graph=case.original,
+            classes=classes,
+            around=Circumstances(
+                gpu=case.target == GPU,
+                taps_agree=choice is not None and choice.agrees,
+                repeats=choice.repeats if choice is not None else None,
+                healed_right=found.healed_right,
+            ),
+            settings=self.settings,
+            say=lambda block: self.tell(Progress("look inside", state="info", detail=block)),
+        )
+        scenes = {
+            c.block: Scene(c.block, c.cause, c.kind, *found.scenes[c.block])
+            for c in found.culprits
+            if c.block in found.scenes
+        }
+        found.culprits = look_inside(found.culprits, scenes, tools)
 
 
 def _differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -109,9 +109,12 @@ _AT_LEAST_1 = click.FloatRange(min=1)
 @click.option("--output-limit", metavar="X", type=_POSITIVE, default=1e-2, help="Error of an output.  [default: 0.01]")
 @click.option("--no-gpu", is_flag=True, help="Judge the emulated fp16 run, GPU or not.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
+@click.option("--view", "then_view", is_flag=True, help="Open the terminal UI when the run ends.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Every block; progress without a terminal too.")
-def run(model: str, out: Path | None, as_json: bool, quiet: bool, verbose: bool, **options: Any) -> ExitCode:
+def run(
+    model: str, out: Path | None, as_json: bool, then_view: bool, quiet: bool, verbose: bool, **options: Any
+) -> ExitCode:
     """Bisect MODEL: convert it, run it on the GPU, and name the first block that goes wrong."""
     from bisect_litert import run_folder
     from bisect_litert.errors import RunFolderError
@@ -120,6 +123,10 @@ def run(model: str, out: Path | None, as_json: bool, quiet: bool, verbose: bool,
     from bisect_litert.reports.progress import ProgressDrawer
     from bisect_litert.request import BisectRequest, Interrupted
 
+    if then_view:
+        from bisect_litert.tui import check_terminal
+
+        check_terminal()  # before minutes of work, not after
     folder = run_folder.plan(out, run_folder.label_of(model))
     run_folder.check(folder, options["force"])
     request = BisectRequest(model=model, out=folder, **options)
@@ -148,6 +155,10 @@ def run(model: str, out: Path | None, as_json: bool, quiet: bool, verbose: bool,
     _print_record(record, form, folder, verbose, model)
     if interrupted:
         click.echo(_kept(folder), err=True)
+    elif then_view:
+        from bisect_litert.tui import view_record
+
+        view_record(record, folder)
     return exit_code(record)
 
 
@@ -171,13 +182,63 @@ def blocks(model: str, blocks: tuple[str, ...], inputs: Path | None, seed: int) 
 @cli.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", help="[default: text]")
+@click.option(
+    "--tolerance",
+    metavar="NAME=X",
+    multiple=True,
+    help="Judge the stored numbers again with another ratio, output, jump or conversion. Repeatable.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Every block.")
-def report(run: Path, form: str, verbose: bool) -> ExitCode:
+def report(run: Path, form: str, tolerance: tuple[str, ...], verbose: bool) -> ExitCode:
     """Show again what the run in the folder RUN found."""
     from bisect_litert.record import RunRecord
 
-    _print_record(RunRecord.load(run), form, run if run.is_dir() else run.parent, verbose)
+    record = RunRecord.load(run)
+    if tolerance:
+        from bisect_litert import rethreshold
+
+        record = rethreshold.with_notes(record, rethreshold.parse(tolerance, record.settings))
+    _print_record(record, form, run if run.is_dir() else run.parent, verbose)
     return ExitCode.OK
+
+
+@cli.command()
+@click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
+def view(run: Path | None) -> ExitCode:
+    """Browse the run in the folder RUN in the terminal; without RUN, choose one."""
+    from bisect_litert import tui
+
+    tui.view(run)
+    return ExitCode.OK
+
+
+@cli.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", help="[default: text]")
+@click.option("--view", "in_view", is_flag=True, help="Browse it in the terminal instead.")
+@click.option("-v", "--verbose", is_flag=True, help="Every block.")
+def diff(before: Path, after: Path, form: str, in_view: bool, verbose: bool) -> ExitCode:
+    """Show what changed between the runs in the folders BEFORE and AFTER.
+
+    Ends with 1 if AFTER has a culprit that BEFORE has not.
+    """
+    from bisect_litert.comparing import compare_runs
+    from bisect_litert.record import RunRecord
+    from bisect_litert.reports import diff as report_diff
+
+    found = compare_runs(before=RunRecord.load(before), after=RunRecord.load(after))
+    if in_view:
+        from bisect_litert import tui
+
+        tui.view_diff(before, after)
+    elif form == "json":
+        _emit(report_diff.to_json(found))
+    elif form == "md":
+        _emit(report_diff.markdown(found))
+    else:
+        _emit(_rendered(lambda console: report_diff.render(found, console, verbose=verbose)))
+    return ExitCode.DIVERGED if found.worse else ExitCode.OK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

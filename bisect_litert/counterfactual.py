@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bisect_litert.culprits import out_of_line
 from bisect_litert.evaluation import GPU, GPU_FP32, Evaluator, TappedGraph
 from bisect_litert.jobs import JobResult
-from bisect_litert.metrics import compare
+from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.record import Comparison
 
 EXCLUDE = "LITERT_GPU_DEBUG_EXCLUDE_NODES"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 
-from bisect_litert.metrics import FP16_UNIT
+from bisect_litert.metrics import FP16_UNIT, out_of_line
 from bisect_litert.record import Cause, Comparison, Settings
 
 
@@ -64,16 +64,6 @@ def limit(reading: Reading, settings: Settings) -> float:
     model output may be off.
     """
     return max(settings.ratio_limit * reading.cost, min(2 * reading.allowance * reading.cost, settings.output_limit))
-
-
-def out_of_line(comparison: Comparison | None, allowed: float) -> bool:
-    """Whether a comparison shows more than an allowed relative L2 error, or anything non-finite that the reference
-    has not."""
-    if comparison is None:
-        return False
-    if not comparison.finite_agreement:
-        return True
-    return not isnan(comparison.relative_l2) and comparison.relative_l2 > allowed
 
 
 def faulty(reading: Reading, settings: Settings) -> bool:

@@ -25,6 +25,7 @@ def table() -> dict[Any, Callable[..., Any]]:
             aten.native_group_norm.default: _group_norm,
             aten._fused_rms_norm.default: _rms_norm,
             aten._native_batch_norm_legit_no_training.default: _batch_norm,
+            aten._native_batch_norm_legit.no_stats: _batch_norm_of_input,
             aten._log_softmax.default: _log_softmax,
             aten.var.correction: _var,
             aten.var_mean.correction: _var_mean,
@@ -94,6 +95,26 @@ def _batch_norm(
     if bias is not None:
         shift = shift + bias
     return x * scale.reshape(per_channel) + shift.reshape(per_channel), x.new_empty(0), x.new_empty(0)
+
+
+def _batch_norm_of_input(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What instance_norm becomes: per channel, by the input's own mean and variance."""
+    del training, momentum
+    out, mean, scale = _normalise(x, [0, *range(2, x.dim())], eps)
+    per_channel = [1, -1, *[1] * (x.dim() - 2)]
+    out = _affine(
+        out,
+        None if weight is None else weight.reshape(per_channel),
+        None if bias is None else bias.reshape(per_channel),
+    )
+    return out, mean.flatten(), scale.flatten()
 
 
 def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:

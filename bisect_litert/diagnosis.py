@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isinf, isnan
 
-from bisect_litert.culprits import Reading, limit, out_of_line
+from bisect_litert.culprits import Reading, limit
+from bisect_litert.metrics import out_of_line
 from bisect_litert.ranges import RangeFault
 from bisect_litert.record import Cause, Comparison, Culprit, Settings, Verdict
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +308,16 @@ def _round_numbers(node: torch.fx.Node, args: tuple[Any, ...], round: Rounding) 
     name = getattr(node.target, "_opname", "")
     if name not in _ARITHMETIC and name not in ("full_like", "masked_fill", "fill"):
         return args
-    return tuple(float(round_array(np.asarray(a, np.float32), round)) if type(a) in (float, int) else a for a in args)
+    rounded = tuple(_number(a, round) if type(a) in (float, int) else a for a in args)
+    divisor = args[-1]
+    if name == "div" and type(divisor) in (float, int) and divisor:
+        factor = _number(1.0 / divisor, round)  # the converter multiplies by the reciprocal
+        return (*rounded[:-1], 1.0 / factor if factor else inf)
+    return rounded
+
+
+def _number(value: float, round: Rounding) -> float:
+    return float(round_array(np.asarray(value, np.float32), round))
 
 
 def _rounded(value: Any, round: Rounding | None) -> Any:

@@ -13,11 +13,10 @@ import numpy as np
 
 from bisect_litert import placement
 from bisect_litert.aliasing import operand_in_place_of
-from bisect_litert.culprits import out_of_line
 from bisect_litert.evaluation import GPU, Evaluator, TappedGraph, tap_graph
 from bisect_litert.graph import Graph
 from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
-from bisect_litert.metrics import compare
+from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import Forward, Values
 from bisect_litert.tapping import Tapping
 
@@ -44,6 +43,8 @@ class Choice:
     """Whether the believed run and the untapped one show the same outputs."""
     trouble: str = ""
     """What the taps did, in a sentence; empty when nothing."""
+    repeats: bool | None = None
+    """Whether the untapped run gave the same bits twice; None when it was not run twice."""
     failure: JobResult | None = None
     """The untapped run, when it crashed, hung or failed."""
 
@@ -71,7 +72,12 @@ def choose_taps(
             return Choice(copies, {}, tuple(results), False, why)
         return Choice(copies, {}, tuple(results), True, failure=untapped)
     bare = evaluator.values(untapped, plain) if untapped.ok else None
-    choice = Choice(copies, {GPU: first}, tuple(results), True, untapped=bare)
+    repeats = None
+    if untapped.ok:
+        again = evaluator.run(plain, [GPU], "-again")[GPU]
+        results.append(again)
+        repeats = again.ok and _same_bits(untapped, again)
+    choice = Choice(copies, {GPU: first}, tuple(results), True, untapped=bare, repeats=repeats)
     if bare is None:
         return replace(
             choice, trouble=f"The untapped graph {untapped.status} ({untapped.detail}); only tapped runs were seen."
@@ -115,6 +121,12 @@ def choose_taps(
         choice,
         agrees=False,
         trouble="The model's outputs come out differently when blocks are tapped, through copies and directly alike.",
+    )
+
+
+def _same_bits(one: JobResult, other: JobResult) -> bool:
+    return one.outputs.keys() == other.outputs.keys() and all(
+        np.asarray(v).tobytes() == np.asarray(other.outputs[k]).tobytes() for k, v in one.outputs.items()
     )
 
 

@@ -14,19 +14,11 @@ import numpy as np
 
 from bisect_litert import diagnosis
 from bisect_litert.blame import Blamer, Investigation
-from bisect_litert.culprits import (
-    Reading,
-    amplification,
-    faulty,
-    find_faults,
-    find_loss,
-    out_of_line,
-    upstream,
-)
+from bisect_litert.culprits import Reading, amplification, faulty, find_faults, find_loss, upstream
 from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
 from bisect_litert.jobs import JobResult
-from bisect_litert.metrics import FP16_MAX, FP16_UNIT, compare
+from bisect_litert.metrics import FP16_UNIT, compare, out_of_line, true_infinities
 from bisect_litert.readings import OUTPUT, Errors, Runs, Values, build, measure
 from bisect_litert.record import Cause, Culprit, RunName
 
@@ -43,9 +35,13 @@ class Found:
     rounding: Errors | None = None
     values: dict[str, Values] = field(default_factory=dict)
     culprits: list[Culprit] = field(default_factory=list)
+    scenes: dict[str, tuple[Reading, TappedGraph]] = field(default_factory=dict)
+    """Each culprit's reading and the graph it was found in."""
     lost: list[Culprit] = field(default_factory=list)
     """Blocks that lose digits or flush small numbers while every model output stays in line: notes."""
     compounding: bool = False
+    healed_right: bool = False
+    """Whether every output is in line once the culprits are healed, or nothing lies behind them."""
     healed: str = ""
     """What the outputs did once the culprits were healed, in a sentence."""
     results: list[JobResult] = field(default_factory=list)
@@ -88,6 +84,7 @@ class _Rounds:
             healed = targets
             further = self._healed_graph(healed)
             if further is None:  # nothing but outputs lies behind them
+                found.healed_right = True
                 break
             graph = further
             kinds = [CPU, HALF, ROUNDING, *([GPU] if case.target == GPU else [])]
@@ -121,14 +118,15 @@ class _Rounds:
         before = len(self.confirmed) + len(self.merged)
         self._confirm(readings, number, healed, graph)
         if len(self.confirmed) + len(self.merged) == before and not self.suspects:
-            self._explain_outputs(readings, number)
+            self._explain_outputs(readings, number, graph)
 
     def _off(self, readings: Sequence[Reading]) -> bool:
         return any(r.output and out_of_line(r.cumulative, self.case.settings.output_limit) for r in readings)
 
-    def _explain_outputs(self, readings: Sequence[Reading], number: int) -> None:
+    def _explain_outputs(self, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
         """With every fault healed: what, if anything, still puts an output out of line?"""
         if not self._off(readings):
+            self.found.healed_right = number > 0
             self.found.healed = self._outcome(readings, off=False) if number else ""
             return
         if self.pending:
@@ -138,7 +136,7 @@ class _Rounds:
         jumps, _ = find_loss(readings, self.case.settings)
         jumps = [b for b in jumps if b not in self.confirmed and b not in self.merged]
         for block in jumps:
-            self._blame_loss(block, readings, number)
+            self._blame_loss(block, readings, number, graph)
         if not jumps:
             self.found.compounding = not self.confirmed
             self.found.healed = self._outcome(readings, off=True) if number else ""
@@ -206,6 +204,7 @@ class _Rounds:
                 continue
             hidden = number > 0 and block not in self.suspects
             self.suspects.pop(block, None)
+            self.found.scenes[block] = (reading, graph)
             culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target), graph)
             if self._harmless(culprit, reading, readings):
                 self.pending[block] = culprit
@@ -262,19 +261,18 @@ class _Rounds:
         seen = values.taps.get(reading.tap) if values else None
         if seen is None or culprit.hidden:
             return False
-        true = self.case.truth.taps[reading.tap]
-        beyond = (np.abs(true) >= FP16_MAX) & (seen == np.copysign(np.inf, true))
         before = upstream(readings)
         behind = [r for r in readings if reading.block in before.get(r.block, frozenset())]
-        return bool((np.isfinite(seen) | beyond).all()) and not any(
+        return true_infinities(self.case.truth.taps[reading.tap], seen) and not any(
             out_of_line(r.cumulative, self.case.settings.output_limit) for r in behind
         )
 
-    def _blame_loss(self, block: str, readings: Sequence[Reading], number: int) -> None:
+    def _blame_loss(self, block: str, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
         levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}
         mine = [r for r in readings if r.block == block and r.cumulative is not None]
         reading = max(mine, key=lambda r: _known(amplification(r, levels)))
         before = max([FP16_UNIT, *(_known(levels.get(p, 0.0)) for p in reading.parents)])
+        self.found.scenes[block] = (reading, graph)
         sentences = diagnosis.loss_evidence(reading, before, self.case.settings)
         self.confirmed[block] = Culprit(
             block, Cause.PRECISION_LOSS, "", sentences, diagnosis.advice(Cause.PRECISION_LOSS, ""), number > 0

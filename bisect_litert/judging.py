@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bisect_litert import diagnosis, placement, residency
-from bisect_litert.culprits import out_of_line
 from bisect_litert.evaluation import GPU
 from bisect_litert.gate import Choice
 from bisect_litert.graph import Graph, Op
 from bisect_litert.healing import Found
 from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
-from bisect_litert.metrics import compare
+from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import OUTPUT, Forward, Tap
 from bisect_litert.record import Cause, Placement, Refusal, RunInfo, Settings, Verdict
 

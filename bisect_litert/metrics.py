@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import inf, log10, nan, sqrt
+from dataclasses import replace
+from math import inf, isnan, log10, nan, sqrt
 
 import numpy as np
 
@@ -55,6 +56,52 @@ def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) ->
         saturated=t.saturated,
         unwritten=unwritten,
     )
+
+
+def compare_in_range(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+    """As `compare`, with the error taken where fp16 could hold the reference, if that is anywhere.
+
+    Beside a mask of -1e9 or -3.4e38 every other error vanishes in a norm. What lies beyond 65504 is counted
+    (`new_nonfinite`,
+    `saturated`, `target_peak`) and left out of relative L2 error, correlation, SNR, scale and largest error.
+    """
+    whole = compare(reference=reference, target=target, unwritten=unwritten)
+    if reference.dtype.kind != "f" or whole.reference_peak < FP16_MAX:
+        return whole
+    flat = reference.reshape(-1)
+    held = np.abs(flat) < FP16_MAX
+    if not held.any():
+        return whole
+    part = compare(reference=flat[held], target=target.reshape(-1)[held])
+    return replace(
+        whole,
+        relative_l2=part.relative_l2,
+        correlation=part.correlation,
+        snr_db=part.snr_db,
+        scale=part.scale,
+        max_abs_error=part.max_abs_error,
+    )
+
+
+def true_infinities(reference: np.ndarray, target: np.ndarray) -> bool:
+    """Whether all that is newly non-finite in a target is an infinity of the right sign where the reference passes
+    65504.
+
+    That is what fp16 makes of a large number, and may be harmless: a softmax takes -1e9 and -infinity alike.
+    """
+    with np.errstate(invalid="ignore"):
+        beyond = (np.abs(reference) >= FP16_MAX) & (target == np.copysign(np.inf, reference))
+    return bool((np.isfinite(target) | beyond | ~np.isfinite(reference)).all())
+
+
+def out_of_line(comparison: Comparison | None, allowed: float) -> bool:
+    """Whether a comparison shows more than an allowed relative L2 error, or anything non-finite that the reference
+    has not."""
+    if comparison is None:
+        return False
+    if not comparison.finite_agreement:
+        return True
+    return not isnan(comparison.relative_l2) and comparison.relative_l2 > allowed
 
 
 def _power(chunk: np.ndarray) -> float:

@@ -15,13 +15,13 @@ from math import nan
 import numpy as np
 
 from bisect_litert.blame import Investigation
-from bisect_litert.culprits import Reading, limit, out_of_line
+from bisect_litert.culprits import Reading, limit
 from bisect_litert.emulation import Rounding, allowance, emulate, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, TappedGraph
-from bisect_litert.graph import Editor, Graph, Op
+from bisect_litert.graph import FEED_PREFIX, Editor, Graph, Op
 from bisect_litert.jobs import JobResult
-from bisect_litert.metrics import FP16_UNIT, compare
-from bisect_litert.ranges import accumulated_of
+from bisect_litert.metrics import FP16_UNIT, compare_in_range, out_of_line
+from bisect_litert.ranges import accumulated_of, swallowed
 from bisect_litert.record import Cause, Comparison
 
 MAX_OPS = 400
@@ -104,7 +104,9 @@ class Pricer:
                 return None
             ends = [t for t in self._ends(scene.block) if t in seen and t in chained]
             still = any(
-                out_of_line(compare(reference=chained[t], target=seen[t]), limit(scene.reading, self.case.settings))
+                out_of_line(
+                    compare_in_range(reference=chained[t], target=seen[t]), limit(scene.reading, self.case.settings)
+                )
                 for t in ends
             )
             if still or scene.cause is Cause.PRECISION_LOSS:
@@ -123,20 +125,22 @@ class Pricer:
         missing = [t for t in wanted if t not in graph.names and t in produced]
         tapped, names = graph.graph.with_taps(missing, copies=copies)
         both = TappedGraph(tapped, {**graph.names, **names}, graph.outputs, graph.feeds)
-        kind = GPU if case.target == GPU else case.target
+        # A wrong kernel shows in fp32 as well, and there nothing else does.
+        exact = scene.cause is Cause.WRONG_KERNEL and case.target == GPU
+        kind = GPU_FP32 if exact else case.target
         result = case.evaluator.run(both, [kind], f"-ops{self._count}{'' if copies else '-raw'}")[kind]
         if not result.ok:
             return None, [result]
         found = {t: np.asarray(result.outputs[n]) for t, n in both.names.items() if t in wanted and n in result.outputs}
         # What no op of this graph writes is given to it: the model's inputs and healed tensors, rounded as fp16
         # stores them.
-        for t in wanted:
-            if t not in found and t in case.values:
-                found[t] = round_array(np.asarray(case.values[t], np.float32), Rounding.HALF)
-        for t in wanted:
-            feed = next((v for n, v in graph.feeds.items() if n.endswith(f"{t:05d}")), None)
-            if feed is not None and t not in {o for op in ops for o in op.outputs}:
-                found[t] = round_array(np.asarray(feed, np.float32), Rounding.HALF)
+        fed = {t: value for n, value in graph.feeds.items() for t in wanted if n == f"{FEED_PREFIX}{t:05d}"}
+        made = {t for op in ops for t in op.outputs}
+        given = {t: case.values[t] for t in wanted if t not in found and t in case.values}
+        given.update({t: value for t, value in fed.items() if t not in made})
+        for t, value in given.items():
+            exactly = np.asarray(value, np.float32)
+            found[t] = exactly if exact else round_array(exactly, Rounding.HALF)
         return {t: v.reshape(case.original.tensors[t].shape) for t, v in found.items()}, [result]
 
     def _floats(self, tensors: Iterable[int]) -> list[int]:
@@ -210,8 +214,11 @@ class Pricer:
         prices = []
         for base in self._plain(ops):
             known = [t for t in base.op.outputs if t in seen and t in forced]
-            local = compare(reference=forced[known[0]], target=seen[known[0]]) if known else None
-            prices.append(replace(base, local=local, wrong=self._wrong(base.op, local)))
+            local = compare_in_range(reference=forced[known[0]], target=seen[known[0]]) if known else None
+            wrong = self._wrong(base.op, local) and not (
+                known[0] in chained and swallowed(self.case.original, known[0], ops, chained, seen)
+            )
+            prices.append(replace(base, local=local, wrong=wrong))
         if scene.cause is Cause.PRECISION_LOSS:
             prices = self._contributions(scene, prices, seen, chained, ends)
         guilty = self._guilty(scene, prices)
@@ -253,7 +260,7 @@ class Pricer:
             worst = nan
             for t in ends:
                 if out is not None and t in out:
-                    worst = np.fmax(worst, compare(reference=chained[t], target=out[t]).relative_l2)
+                    worst = np.fmax(worst, compare_in_range(reference=chained[t], target=out[t]).relative_l2)
             found.append(replace(price, contribution=float(worst)))
         return found
 
@@ -262,6 +269,3 @@ def _round_one(graph: Graph, original: Graph, op: Op) -> Graph:
     """Rounds the result of one op, and the constants it reads, to 11 bits."""
     constants = [t for t in op.inputs if original.tensors[t].constant]
     return emulate(graph, Rounding.SIGNIFICAND, only={*op.outputs, *constants})
-
-
-__all__ = ["GPU_FP32", "OpPrice", "Priced", "Pricer", "Scene"]

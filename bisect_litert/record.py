@@ -244,6 +244,8 @@ class Culprit:
     """Index of the guilty op (see `ops`); -1 when it was not found."""
     region: tuple[int, ...] = ()
     """First and last op of a fused region that is wrong only as a whole; empty otherwise."""
+    operator: str = ""
+    """PyTorch's operator, "aten.upsample_nearest2d.vec", for what the conversion changed; empty otherwise."""
     module: str = ""
     """Deepest module that owns the op."""
     source: str = ""

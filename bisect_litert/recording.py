@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bisect_litert import environment, keeping, residency
-from bisect_litert.culprits import Reading, amplification, leaves_range, out_of_line
+from bisect_litert.culprits import Reading, amplification, leaves_range
 from bisect_litert.evaluation import GPU
 from bisect_litert.graph import Graph
 from bisect_litert.healing import Found
 from bisect_litert.judging import Findings, block_ops, log_findings, place
-from bisect_litert.metrics import compare
+from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import OUTPUT, Errors, Tap, Values, block_errors
 from bisect_litert.record import (
     BlockResult,
@@ -73,6 +73,8 @@ def _notes(known: Findings, where: Placement) -> list[str]:
     choice, found = known.choice, known.found
     if choice is not None and choice.trouble:
         notes.append(choice.trouble)
+    if choice is not None and choice.repeats is False:
+        notes.append("The GPU does not repeat itself: two runs of the shipped graph gave different bits.")
     if where.refusals:
         ops = "; ".join(
             f"{r.op} ({r.reason}{': ' + ', '.join(r.blocks[:3]) if r.blocks else ''})" for r in where.refusals[:6]

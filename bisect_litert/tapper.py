@@ -65,47 +65,65 @@ class Partner:
     """Whether its name carries the block's module path."""
 
 
+class Finder:
+    """Finds tensors of a graph by the values they hold.
+
+    Args:
+        graph: The converted graph.
+        values: CPU values of its tensors, by index; constants may be missing.
+    """
+
+    def __init__(self, graph: Graph, values: Mapping[int, np.ndarray]) -> None:
+        self._graph, self._values = graph, values
+        self._prints = {t: _fingerprint(v) for t, v in values.items() if t in graph.computed}
+
+    def find(self, value: np.ndarray, module: str, tolerance: float) -> Partner | None:
+        """Finds the tensor that holds a block's output.
+
+        Args:
+            value: The block's output in PyTorch, float32.
+            module: The block's module path, to choose among several that fit.
+            tolerance: Largest relative L2 difference that fp32 arithmetic explains at this place.
+
+        Returns:
+            The best partner, or None when no tensor holds the value.
+        """
+        graph, mine = self._graph, _fingerprint(value)
+        fits: list[Partner] = []
+        for t, print_ in self._prints.items():
+            other = self._values[t]
+            if (
+                other.size != value.size
+                or other.dtype.kind != value.dtype.kind
+                or not _similar(mine, print_, tolerance)
+            ):
+                continue
+            found = _match(value, other, tolerance)
+            if found is not None:
+                fits.append(Partner(t, *found, _names(graph.tensors[t].name, module) > 0))
+        if not fits:
+            return None
+        closest = min(p.error for p in fits)
+        near = [p for p in fits if p.error <= max(10 * closest, 1e-6)]
+        best = max(_names(graph.tensors[p.tensor].name, module) for p in near)
+        chosen = [p for p in near if _names(graph.tensors[p.tensor].name, module) == best]
+        # Without a name to go by, the earliest holder is the one that computed it; with one, the block's last op is its
+        # output.
+        return _last(chosen, graph) if best else _first(chosen, graph)
+
+
 def find_partner(
     value: np.ndarray, module: str, graph: Graph, values: Mapping[int, np.ndarray], tolerance: float
 ) -> Partner | None:
-    """Finds the tensor that holds a block's output.
+    """Finds one tensor; see `Finder.find`."""
+    return Finder(graph, values).find(value, module, tolerance)
 
-    Args:
-        value: The block's output in PyTorch, float32.
-        module: The block's module path, to choose among several that fit.
-        graph: The converted graph.
-        values: CPU values of its tensors, by index; constants may be missing.
-        tolerance: Largest relative L2 difference that fp32 arithmetic explains at this place.
 
-    Returns:
-        The best partner, or None when no tensor holds the value.
-    """
-    print_ = _fingerprint(value)
-    fits: list[Partner] = []
-    for tensor in graph.tensors:
-        other = values.get(tensor.index)
-        if (
-            other is None
-            or tensor.index not in graph.computed
-            or other.size != value.size
-            or other.dtype.kind != value.dtype.kind
-        ):
-            continue
-        if not _similar(print_, _fingerprint(other), tolerance):
-            continue
-        found = _match(value, other, tolerance)
-        if found is not None:
-            layout, error = found
-            fits.append(Partner(tensor.index, layout, error, _names(tensor.name, module) > 0))
-    if not fits:
-        return None
-    closest = min(p.error for p in fits)
-    near = [p for p in fits if p.error <= max(10 * closest, 1e-6)]
-    best = max(_names(graph.tensors[p.tensor].name, module) for p in near)
-    chosen = [p for p in near if _names(graph.tensors[p.tensor].name, module) == best]
-    # Without a name to go by, the earliest holder is the one that computed it; with one, the block's last op is its
-    # output.
-    return _last(chosen, graph) if best else _first(chosen, graph)
+def same_value(value: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
+    """Whether two tensors hold one value, up to a permutation of axes and a reshape."""
+    if other.size != value.size or other.dtype.kind != value.dtype.kind:
+        return False
+    return _similar(_fingerprint(value), _fingerprint(other), tolerance) and _match(value, other, tolerance) is not None
 
 
 def _position(partner: Partner, graph: Graph) -> int:

@@ -16,7 +16,7 @@ from bisect_litert.errors import BisectError
 from bisect_litert.graph import Graph
 from bisect_litert.readings import Tap
 from bisect_litert.record import TapOrigin
-from bisect_litert.tapper import Layout, find_partner
+from bisect_litert.tapper import Finder, Layout
 
 LOOSEST = 1e-2
 """A tensor further off than this is no proof of anything, however chaotic the model."""
@@ -63,6 +63,7 @@ def locate(
         known: Tensors that are known to be a tap's, by key, in PyTorch's layout.
     """
     inputs = {port.tensor for port in graph.inputs}
+    finder = Finder(graph, values)
     taps = []
     for point in points:
         value, tensor, layout = taken[point.key], -1, None
@@ -71,7 +72,7 @@ def locate(
             tensor, layout, origin = known[point.key], _plain(value.shape), TapOrigin.REEXPORT
         elif value.size and value.dtype == np.float32:
             allowed = min(LOOSEST, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
-            partner = find_partner(value, point.block, graph, values, allowed)
+            partner = finder.find(value, point.block, allowed)
             if partner is not None:
                 tensor, layout, origin = partner.tensor, partner.layout, TapOrigin.GRAPH
         if tensor in inputs:

@@ -1,0 +1,227 @@
+"""From block to op to line: looks into each culprit and says what its ops, its source and control runs add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+
+from bisect_litert import advice
+from bisect_litert.confidence import Circumstances, confidence
+from bisect_litert.counterfactual import Control, Controls, first_wrong
+from bisect_litert.diagnosis import number
+from bisect_litert.graph import Graph, Op
+from bisect_litert.pricing import OpPrice, Priced, Pricer, Scene
+from bisect_litert.record import Cause, Culprit, Mark, OpResult, Settings
+from bisect_litert.sources import Place, Sources
+
+MAX_LOOKED_INTO = 6
+"""Culprits beyond these are named but not opened: the first ones are what a person acts on."""
+INSIDE_CAUSES = (Cause.OVERFLOW, Cause.PRECISION_LOSS, Cause.WRONG_KERNEL)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What looking inside needs."""
+
+    pricer: Pricer
+    sources: Sources
+    controls: Controls | None
+    """Control runs on the graph as it ships; None when the taps live in another graph or nothing runs on a GPU."""
+    graph: Graph
+    classes: Mapping[str, str]
+    """Class name by module path."""
+    around: Circumstances
+    settings: Settings
+    say: Callable[[str], None]
+    """Told which culprit is being looked into."""
+
+
+def look_inside(culprits: Sequence[Culprit], scenes: dict[str, Scene], tools: Tools) -> list[Culprit]:
+    """Adds op, region, module, source line, proof and confidence to culprits.
+
+    Whatever cannot be measured is left empty; a culprit never gets worse by being looked into.
+    """
+    found = []
+    for position, culprit in enumerate(culprits):
+        scene = scenes.get(culprit.block)
+        if position < MAX_LOOKED_INTO and scene is not None:
+            tools.say(culprit.block)
+            culprit = _open(culprit, scene, tools)
+        found.append(culprit)
+    return [_advised(c, scenes.get(c.block), tools) for c in _prove(found, tools)]
+
+
+def _advised(culprit: Culprit, scene: Scene | None, tools: Tools) -> Culprit:
+    """Adds the rewrite that fits, the known issue, and how sure the verdict is."""
+    op = next((o for o in culprit.ops if o.index == culprit.op), None)
+    constant = any(tools.graph.tensors[t].constant for t in tools.graph.ops[culprit.op].inputs) if op else None
+    entry = advice.find(
+        culprit.cause,
+        culprit.kind,
+        op.type if op else culprit.operator,
+        tools.classes.get(culprit.module, tools.classes.get(culprit.block.split("@")[0], "")),
+        len(op.shape) if op else None,
+        constant,
+    )
+    if entry is not None:
+        culprit = replace(culprit, advice=entry.text, upstream=entry.reference)
+    word, why = confidence(culprit, scene.reading if scene else None, tools.around, tools.settings)
+    return replace(culprit, confidence=word, confidence_reason=why)
+
+
+def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
+    if culprit.cause is Cause.CONVERSION:
+        lost = tools.sources.first_lost(culprit.block)
+        if lost is None:
+            return culprit
+        said = f"The first operator whose value the .tflite file no longer has: {lost.code or lost.module}."
+        return replace(
+            culprit,
+            module=lost.module,
+            source=lost.source,
+            code=lost.excerpt,
+            operator=lost.operator,
+            evidence=(*culprit.evidence, said),
+        )
+    if culprit.cause not in INSIDE_CAUSES:
+        return culprit
+    priced = tools.pricer.price(scene)
+    if priced is None:
+        return culprit
+    ops = [p.op for p in priced.ops]
+    places = tools.sources.places(ops, culprit.block)
+    results = tuple(_result(p, places.get(p.op.index, Place()), tools.graph, priced.guilty) for p in priced.ops)
+    culprit = replace(culprit, ops=results)
+    guilty = priced.guilty
+    extra: tuple[str, ...] = priced.evidence
+    region: tuple[int, ...] = ()
+    if not priced.persists and tools.controls is not None:
+        region, told = _fused_region(ops, tools)
+        guilty, extra = (region[-1] if region else -1), (*extra, *told)
+    if guilty < 0:
+        return replace(culprit, evidence=(*culprit.evidence, *extra))
+    place = places.get(guilty, Place())
+    return replace(
+        culprit,
+        op=guilty,
+        region=region,
+        module=place.module,
+        source=place.source,
+        code=place.excerpt,
+        evidence=(*culprit.evidence, *_op_evidence(priced, guilty), *extra),
+    )
+
+
+def _result(price: OpPrice, place: Place, graph: Graph, guilty: int) -> OpResult:
+    op, tensors = price.op, graph.tensors
+    out = op.outputs[0] if op.outputs else -1
+    mark = Mark.CULPRIT if op.index == guilty else Mark.NOTE if price.wrong else Mark.OK
+    return OpResult(
+        index=op.index,
+        type=op.type,
+        tensor=tensors[out].name if out >= 0 else "",
+        shape=tensors[out].shape if out >= 0 else (),
+        inputs=tuple(tensors[t].shape for t in op.inputs),
+        module=place.module,
+        source=place.source,
+        code=place.code,
+        local=price.local,
+        reference_peak=price.peak,
+        accumulated=price.accumulated,
+        contribution=price.contribution,
+        mark=Mark.UNKNOWN if price.local is None and mark is Mark.OK else mark,
+    )
+
+
+def _op_evidence(priced: Priced, guilty: int) -> tuple[str, ...]:
+    price = next(p for p in priced.ops if p.op.index == guilty)
+    others = [p.local.relative_l2 for p in priced.ops if p.local is not None and not p.wrong]
+    quiet = max((v for v in others if v == v), default=nan)
+    name = f"{price.op.type} (op {guilty})"
+    if price.wrong and price.local is not None:
+        bad = price.local
+        what = (
+            f"{bad.new_nonfinite} new non-finite values" if bad.new_nonfinite else f"off by {number(bad.relative_l2)}"
+        )
+        return (
+            f"Of the {len(priced.ops)} ops inside, {name} is the first that is wrong at its own operands ({what}); "
+            f"those in line are within {number(quiet)}.",
+        )
+    if price.contribution == price.contribution:
+        return (
+            f"Rounding the result of {name} alone to 11 bits puts the block's output off by "
+            f"{number(price.contribution)}: that is where the digits go.",
+        )
+    return ()
+
+
+def _fused_region(ops: Sequence[Op], tools: Tools) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Finds the stretch of ops that is wrong only while nobody looks inside, by keeping ops off the GPU."""
+    controls, limit = tools.controls, tools.settings.output_limit
+    assert controls is not None
+    indices = [op.index for op in ops]
+
+    def wrong(position: int) -> bool | None:
+        control = controls.up_to(indices[position])
+        return not control.right(limit) if control.ok else None
+
+    last = first_wrong(len(indices) - 1, wrong)
+    if last is None:
+        return (), ()
+    start = last
+    made_by = {t: i for i, op in enumerate(ops) for t in op.outputs}
+    # Backwards along the chain that feeds it, as long as keeping one op off the GPU cures the whole.
+    while True:
+        feeding = [made_by[t] for t in ops[start].inputs if t in made_by]
+        cured = next((i for i in reversed(feeding) if controls.without([indices[i]]).right(limit)), None)
+        if cured is None or last - cured > 6:
+            break
+        start = cured
+    first, end = ops[start], ops[last]
+    ends = f"{first.type} (op {first.index}) and {end.type} (op {end.index})"
+    if start == last:
+        said = f"{end.type} (op {end.index}) runs on the GPU."
+        return (end.index, end.index), (f"The block is right when its ops are tapped, and wrong as soon as {said}",)
+    return (first.index, end.index), (
+        f"The block is right when its ops are tapped: the fault lies in the fused region between {ends}.",
+    )
+
+
+def _prove(culprits: list[Culprit], tools: Tools) -> list[Culprit]:
+    """Keeps culprits off the GPU and looks at the model's outputs."""
+    controls, limit = tools.controls, tools.settings.output_limit
+    provable = [c for c in culprits if c.cause in INSIDE_CAUSES]
+    if controls is None or not provable:
+        return culprits
+    if controls.without(()).right(limit):
+        said = "No output of the model shows the fault, so keeping it off the GPU proves nothing."
+        return [replace(c, proof=(said,)) if c in provable else c for c in culprits]
+    own = {c.block: [op.index for op in tools.pricer.ops_of(c.block)] for c in provable}
+    together = controls.without(sorted({i for ops in own.values() for i in ops}))
+    proofs = {c.block: _proof(c, own[c.block], len(provable) == 1, together, controls, limit) for c in provable}
+    return [replace(c, proof=proofs.get(c.block, ())) for c in culprits]
+
+
+def _proof(
+    culprit: Culprit, ops: Sequence[int], only: bool, together: Control, controls: Controls, limit: float
+) -> tuple[str, ...]:
+    """What came right, or did not, with a culprit on the CPU: its op alone, its block, or all of them."""
+    if only and culprit.op >= 0 and culprit.cause is Cause.WRONG_KERNEL:
+        one = controls.without([culprit.op])
+        if one.right(limit):
+            return (f"With only op {culprit.op} kept off the GPU every output is right (within {number(one.worst)}).",)
+    alone = together if only else controls.without(ops)
+    if alone.right(limit):
+        return (f"With this block kept off the GPU every output is right (within {number(alone.worst)}).",)
+    if culprit.cause is Cause.PRECISION_LOSS and alone.ok:
+        return (
+            f"Even with this block on the CPU an output is off by {number(alone.worst)}: rounding what it is given is "
+            "enough.",
+        )
+    which = "this block" if only else "all culprits"
+    if together.right(limit):
+        return (f"With {which} kept off the GPU every output is right (within {number(together.worst)}).",)
+    if not together.ok:
+        return ()
+    return (f"With {which} kept off the GPU an output is still off by {number(together.worst)}: there is more to it.",)

@@ -1,0 +1,134 @@
+"""From an op of the .tflite file to the user's line: torch operators are matched by module and by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bisect_litert.errors import BisectError
+from bisect_litert.exported import ExportedModel, Node
+from bisect_litert.graph import Graph, Op
+from bisect_litert.owners import module_of
+from bisect_litert.tapper import same_value
+
+CLOSE = 1e-3
+"""Relative L2 difference up to which an op and a torch operator hold one value. Values of one block are told apart
+easily; the
+tolerance has to cover what fp32 loses inside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an op comes from."""
+
+    module: str = ""
+    source: str = ""
+    code: str = ""
+    excerpt: str = ""
+    operator: str = ""
+    """PyTorch's name of it, "aten.mul.Tensor"."""
+
+
+@dataclass
+class Sources:
+    """Looks up ops.
+
+    Args:
+        load: Exports the model; called once, and only when an op is looked up.
+        graph: The converted graph.
+        values: CPU values of its tensors, by index.
+        modules: All module paths of the model.
+    """
+
+    load: Callable[[], ExportedModel]
+    graph: Graph
+    values: Mapping[int, np.ndarray]
+    modules: Sequence[str]
+    _model: ExportedModel | None = field(default=None, init=False)
+    _failed: bool = field(default=False, init=False)
+    _values: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, init=False)
+
+    def places(self, ops: Sequence[Op], block: str) -> dict[int, Place]:
+        """Finds module and line of each op of a block.
+
+        An op whose value no torch operator has lies inside one that was taken apart; it gets the line of the next op
+        in its way
+        that has one.
+        """
+        module = block.split("@")[0]
+        nodes = self._nodes(module)
+        found: dict[int, Node] = {}
+        for op in ops:
+            node = self._match(op, nodes, module)
+            if node is not None:
+                found[op.index] = node
+        places = {}
+        for op in ops:
+            owner = module_of(self.graph.tensors[op.outputs[0]].name, self.modules, module) if op.outputs else ""
+            node = found.get(op.index) or self._ahead(op, ops, found, nodes, owner)
+            places[op.index] = self._place(owner, node)
+        return places
+
+    def first_lost(self, block: str) -> Place | None:
+        """Finds the first torch operator of a block whose value the .tflite file no longer has."""
+        module = block.split("@")[0]
+        nodes = self._nodes(module)
+        held = {n.name: self._held(value) for n, value in nodes}
+        for node, _ in nodes:
+            reads = [n for n in node.inputs if n in held]
+            if not held[node.name] and (not reads or any(held[n] for n in reads)):
+                return self._place(node.module, node)
+        return None
+
+    def _held(self, value: np.ndarray) -> bool:
+        return any(same_value(value, other, CLOSE) for other in self.values.values())
+
+    def _place(self, owner: str, node: Node | None) -> Place:
+        if node is None or self._model is None:
+            return Place(owner)
+        return Place(owner or node.module, node.source, node.code, self._model.excerpt(node), node.target)
+
+    def _nodes(self, module: str) -> list[tuple[Node, np.ndarray]]:
+        """The torch operators inside a module, or all of them for what lies in none, with their values."""
+        if self._model is None and not self._failed:
+            try:
+                self._model = self.load()
+            except BisectError:
+                self._failed = True
+        if self._model is None:
+            return []
+
+        def inside(node: Node) -> bool:
+            return not module or module.startswith("(") or any(w.split("@")[0] == module for w in node.within)
+
+        if module not in self._values:
+            self._values[module] = self._model.values(keep=inside)
+        values = self._values[module]
+        return [(n, values[n.name]) for n in self._model.nodes() if n.name in values and not n.constant]
+
+    def _match(self, op: Op, nodes: Sequence[tuple[Node, np.ndarray]], block: str) -> Node | None:
+        value = self.values.get(op.outputs[0]) if op.outputs else None
+        if value is None or value.dtype.kind != "f":
+            return None
+        owner = module_of(self.graph.tensors[op.outputs[0]].name, self.modules, block)
+        fits = [n for n, v in nodes if same_value(v, value, CLOSE)]
+        # Reshapes and identities hold the value as well; the operator that made it comes first.
+        return next((n for n in fits if n.module == owner), fits[0] if fits else None)
+
+    @staticmethod
+    def _ahead(
+        op: Op,
+        ops: Sequence[Op],
+        found: Mapping[int, Node],
+        nodes: Sequence[tuple[Node, np.ndarray]],
+        owner: str,
+    ) -> Node | None:
+        reached = set(op.outputs)
+        for later in ops:
+            if later.index > op.index and reached.intersection(later.inputs):
+                reached.update(later.outputs)
+                if later.index in found:
+                    return found[later.index]
+        return next((n for n, _ in nodes if n.module == owner), None)
