@@ -66,7 +66,9 @@ class RunDiff:
     new: tuple[Culprit, ...]
     kept: tuple[tuple[Culprit, Culprit], ...]
     moved: tuple[tuple[Culprit, Culprit], ...]
-    """Gone from one block, and there with the same cause at another."""
+    """Gone from one block, and there with the same cause at another; both runs have both blocks."""
+    gone: tuple[Culprit, ...]
+    """Of blocks that the later run does not have: nobody can say whether they are fixed."""
 
     @property
     def unmatched(self) -> tuple[BlockChange, ...]:
@@ -92,17 +94,19 @@ def compare_runs(*, before: RunRecord, after: RunRecord) -> RunDiff:
         rows.append(BlockChange(name, a, b, cumulative, local, change))
     gone = [c for name, c in was.items() if name not in now]
     come = [c for name, c in now.items() if name not in was]
-    moved = _moves(gone, come)
+    both = old.keys() & new.keys()
+    moved = _moves([c for c in gone if c.block in both], [c for c in come if c.block in both])
     from_, to = {a.block for a, _ in moved}, {b.block for _, b in moved}
     return RunDiff(
         before=before,
         after=after,
         blocks=tuple(rows),
         facts=tuple(_facts(before, after)),
-        fixed=tuple(c for c in gone if c.block not in from_),
+        fixed=tuple(c for c in gone if c.block in new and c.block not in from_),
         new=tuple(c for c in come if c.block not in to),
         kept=tuple((was[name], now[name]) for name in was if name in now),
         moved=tuple(moved),
+        gone=tuple(c for c in gone if c.block not in new),
     )
 
 
@@ -118,7 +122,13 @@ def headline(diff: RunDiff) -> str:
 
 
 def _groups(diff: RunDiff) -> list[tuple[Sequence[object], str]]:
-    return [(diff.fixed, "fixed"), (diff.new, "new"), (diff.moved, "moved"), (diff.kept, "still there")]
+    return [
+        (diff.fixed, "fixed"),
+        (diff.new, "new"),
+        (diff.moved, "moved"),
+        (diff.kept, "still there"),
+        (diff.gone, "gone with its block"),
+    ]
 
 
 def _counted(n: int, word: str) -> str:

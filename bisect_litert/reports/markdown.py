@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import isnan
 
 from bisect_litert.record import BlockResult, Cause, RunName, RunRecord
 from bisect_litert.reports import formats
+from bisect_litert.reports.markdown_text import code as _code
+from bisect_litert.reports.markdown_text import row as _row
+from bisect_litert.reports.markdown_text import text as _text
 from bisect_litert.reports.outcome import (
     EMULATED,
     cause_words,
@@ -35,6 +38,11 @@ def render(record: RunRecord) -> str:
         _reproduce(record),
     ]
     return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section))) + "\n"
+
+
+def summary(record: RunRecord) -> str:
+    """Returns the verdict and the culprits only."""
+    return "\n\n".join("\n".join(lines) for s in (_verdict(record), _culprits(record)) if (lines := list(s))) + "\n"
 
 
 def _verdict(record: RunRecord) -> Iterator[str]:
@@ -125,14 +133,14 @@ def _block_table(record: RunRecord, blocks: Sequence[BlockResult]) -> Iterator[s
 
 
 def _ruled_out(record: RunRecord) -> Iterator[str]:
-    lines = list(_exclusions(record))
+    lines = list(exclusions(record))
     if lines:
         yield "## Ruled out"
         yield ""
         yield from (f"- {line}" for line in lines)
 
 
-def _exclusions(record: RunRecord) -> Iterator[str]:
+def exclusions(record: RunRecord) -> Iterator[str]:
     """Yields what the other runs exclude, each with the number that does; nothing is claimed that no run showed."""
     leading, cause = _leading(record), record.verdict.cause
     if leading is None:
@@ -218,25 +226,3 @@ def _leading(record: RunRecord) -> BlockResult | None:
 
 def _known(value: float) -> str:
     return "" if isnan(value) else formats.number(value)
-
-
-def _row(cells: Iterable[str]) -> str:
-    # GitHub splits cells before it reads code spans, so a pipe is escaped there too, and only there.
-    escaped = [re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in cells]
-    return f"| {' | '.join(escaped)} |"
-
-
-def _text(text: str) -> str:
-    """Returns prose that Markdown shows as it is."""
-    flat = " ".join(formats.clean(text).split())
-    # Underscores within words are left alone: GitHub does not take them for emphasis, and escapes would be noise.
-    special = r"(?<![^\W_])_+|_+(?![^\W_])|[\\`*|<>\[\]]"
-    return re.sub(special, lambda match: "".join("\\" + char for char in match[0]), flat)
-
-
-def _code(text: str) -> str:
-    """Returns a code span holding `text`, with a fence longer than any in it."""
-    flat = " ".join(formats.clean(text).split())
-    fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
-    pad = " " if flat.startswith("`") or flat.endswith("`") else ""
-    return f"{fence}{pad}{flat}{pad}{fence}"

@@ -1,0 +1,152 @@
+"""The fourth tab: why this verdict and not another, why this block and not its neighbours, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isnan
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from bisect_litert.record import BlockResult, Culprit, Mark, RunRecord
+from bisect_litert.reports import formats
+from bisect_litert.reports.markdown import exclusions
+from bisect_litert.reports.outcome import cause_words, local_on_target
+from bisect_litert.rethreshold import allowed
+from bisect_litert.tui.colours import Colours, colours_of
+
+
+class EvidenceView(VerticalScroll):
+    """Evidence and advice.
+
+    Args:
+        record: The run.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        super().__init__(id="evidence-scroll", classes="scroller")
+        self._record = record
+
+    def compose(self) -> ComposeResult:
+        """One panel for the verdict, one for each culprit, one for the rest."""
+        yield Static(id="evidence-verdict", classes="panel")
+        yield Static(id="evidence-culprits", classes="panel")
+        yield Static(id="evidence-excluded", classes="panel")
+        yield Static(id="evidence-advice", classes="panel")
+        yield Static(id="evidence-runs", classes="panel")
+
+    @property
+    def advice(self) -> str:
+        """The rewrite to try, as it is copied."""
+        texts = dict.fromkeys([*(c.advice for c in self._record.culprits if c.advice), self._record.verdict.next_step])
+        return "\n\n".join(text for text in texts if text)
+
+    def show(self, record: RunRecord, order: int) -> None:
+        """Shows a record."""
+        self._record = record
+        colours = colours_of(self.app)
+        parts = {
+            "verdict": ("Verdict", _verdict(record, colours)),
+            "culprits": (
+                "Why this block, and why so" if len(record.culprits) == 1 else "Why these blocks, in order",
+                _culprits(record, colours),
+            ),
+            "excluded": ("Ruled out by control runs", _excluded(record, colours)),
+            "advice": ("What to try  (y copies it)", Text(formats.clean(self.advice))),
+            "runs": ("Runs and versions", _runs(record, colours)),
+        }
+        for name, (title, text) in parts.items():
+            panel = self.query_one(f"#evidence-{name}", Static)
+            panel.border_title = title
+            panel.display = bool(text.plain.strip())
+            panel.update(text)
+
+
+def _verdict(record: RunRecord, colours: Colours) -> Text:
+    verdict = record.verdict
+    text = Text(formats.clean(verdict.summary))
+    for note in verdict.notes:
+        text.append("\nNote  ", f"bold {colours.faint}").append(formats.clean(note))
+    return text
+
+
+def _culprits(record: RunRecord, colours: Colours) -> Text:
+    text = Text()
+    for number, culprit in enumerate(record.culprits, 1):
+        if number > 1:
+            text.append("\n\n")
+        text.append(f"✗ {formats.clean(culprit.block)}", f"bold {colours.bad}")
+        text.append(f"  {cause_words(culprit.cause, culprit.kind)}", "bold")
+        if culprit.hidden:
+            text.append("  shows once the culprits before it are healed", colours.faint)
+        if culprit.confidence:
+            text.append(f"\n{culprit.confidence} confidence", f"bold {colours.accent}")
+            text.append(f": {formats.clean(culprit.confidence_reason)}" if culprit.confidence_reason else "")
+        if culprit.source:
+            text.append(f"\n{formats.clean(culprit.source)}", colours.accent)
+            text.append(f"  in {formats.clean(culprit.module)}" if culprit.module else "")
+        for sentence in culprit.evidence:
+            text.append("\n· ", colours.faint).append(formats.clean(sentence))
+        for sentence in culprit.proof:
+            text.append("\n✓ proof  ", f"bold {colours.good}").append(formats.clean(sentence))
+        for line in _neighbours(record, culprit):
+            text.append("\n↕ ", colours.faint).append(line, colours.faint)
+        if culprit.upstream:
+            text.append("\nknown upstream  ", f"bold {colours.warn}").append(formats.clean(culprit.upstream))
+    return text
+
+
+def _neighbours(record: RunRecord, culprit: Culprit) -> Iterator[str]:
+    """Yields why the blocks right before and after a culprit are none."""
+    at = next((b.order for b in record.blocks if b.name == culprit.block), None)
+    if at is None:
+        return
+    for step, word in ((-1, "before it"), (1, "after it")):
+        near = record.blocks[at + step] if 0 <= at + step < len(record.blocks) else None
+        said = _in_line(record, near) if near else ""
+        if near and said:
+            yield f"{formats.clean(near.name)}, {word}: {said}"
+
+
+def _in_line(record: RunRecord, block: BlockResult) -> str:
+    if block.mark is Mark.CULPRIT:
+        return "a culprit too, see there."
+    if block.mark is Mark.UNTAPPED:
+        return "not tapped, so it is judged together with what follows."
+    local = local_on_target(record, block)
+    most = allowed(block, record.settings)
+    if local is None or isnan(local.relative_l2) or isnan(most):
+        return "nothing can be said of it."
+    level, limit = formats.number(local.relative_l2), formats.number(most)
+    if local.relative_l2 <= most and local.finite_agreement:
+        return f"right at its own inputs (local error {level}, allowed {limit}, ratio {formats.number(block.ratio)})."
+    return f"local error {level} where {limit} is allowed; control runs cleared it, or no output suffers."
+
+
+def _excluded(record: RunRecord, colours: Colours) -> Text:
+    text = Text()
+    for line in exclusions(record):
+        plain = formats.clean(line).replace("**", "").replace("`", "").replace("\\", "")
+        text.append(("\n" if text else "") + "✓ ", colours.good).append(plain)
+    return text
+
+
+def _runs(record: RunRecord, colours: Colours) -> Text:
+    text = Text()
+    for run in record.runs:
+        bad = run.status in ("failed", "crashed", "timed out")
+        text.append(f"{formats.clean(run.name):<20} ")
+        text.append(f"{run.status:<10}", f"bold {colours.bad}" if bad else colours.faint)
+        text.append(f"{formats.seconds(run.seconds):>9}  ", colours.faint)
+        text.append(f"{formats.clean(run.detail)}\n", colours.faint)
+    for refusal in record.placement.refusals:
+        where = f" in {', '.join(refusal.blocks)}" if refusal.blocks else ""
+        text.append("refused ", colours.warn).append(
+            formats.clean(f"{refusal.op} ×{refusal.count}{where}: {refusal.reason}") + "\n"
+        )
+    for error in record.placement.validation_errors:
+        text.append("validation error ", colours.warn).append(formats.clean(error) + "\n")
+    text.append(" · ".join(f"{name} {value}" for name, value in record.environment.items()), colours.faint)
+    return text
