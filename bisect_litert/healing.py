@@ -121,7 +121,12 @@ class _Rounds:
             self._explain_outputs(readings, number, graph)
 
     def _off(self, readings: Sequence[Reading]) -> bool:
-        return any(r.output and out_of_line(r.cumulative, self.case.settings.output_limit) for r in readings)
+        return any(out_of_line(r.cumulative, self.case.settings.output_limit) for r in self._outputs(readings))
+
+    def _outputs(self, readings: Sequence[Reading]) -> list[Reading]:
+        """The outputs that healing can put right: a culprit's own cannot, since nothing reads it."""
+        guilty = set(self.confirmed) | self.merged
+        return [r for r in readings if r.output and r.block not in guilty]
 
     def _explain_outputs(self, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
         """With every fault healed: what, if anything, still puts an output out of line?"""
@@ -279,7 +284,7 @@ class _Rounds:
         )
 
     def _outcome(self, readings: Sequence[Reading], off: bool) -> str:
-        levels = [r.cumulative.relative_l2 for r in readings if r.output and r.cumulative is not None]
+        levels = [r.cumulative.relative_l2 for r in self._outputs(readings) if r.cumulative is not None]
         if not levels or any(np.isnan(levels)):
             return ""
         worst = diagnosis.number(max(levels))

@@ -1,0 +1,102 @@
+"""A stand-in for the GPU at the process boundary: the CPU, with faults planted behind chosen tensors of any graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bisect_litert.counterfactual import END, EXCLUDE
+from bisect_litert.emulation import Rounding, emulate
+from bisect_litert.graph import COPY_SUFFIX, Graph
+from bisect_litert.jobs import Job, JobResult
+from bisect_litert.runners import Runner
+
+LOG = (Path(__file__).parent / "data" / "whole.log").read_text(encoding="utf-8")
+"""What the delegate prints when everything runs on the GPU."""
+ADAPTER = "Selected adapter: a GPU of our own, arch=none"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault behind the tensor that a block's last op writes."""
+
+    block: str
+    kind: str
+    """"noise", "nan", "zeros", "scale" or "swap"."""
+    fp32: bool = True
+    """Whether the fp32 run has it too."""
+
+
+def tensor_of(graph: Graph, block: str) -> int:
+    """The tensor that a block ending in a TANH hands on, also where an output's name took the place of its own."""
+    named = [t for t in graph.tensors if re.search(rf"_{block}[;/]", t.name) and t.index in graph.producer]
+    last = max(t.index for t in named if not t.name.endswith(COPY_SUFFIX))
+    if graph.producer[last].type != "TANH":
+        last = next(op.outputs[0] for op in graph.consumers[last] if op.type == "TANH")
+    return last
+
+
+def break_graph(graph: Graph, tensor: int, kind: str) -> Graph:
+    """Lets the op that writes a tensor write another one, and a faulty op make the tensor from that."""
+    editor = graph.edit()
+    info = graph.tensors[tensor]
+    producer = graph.producer[tensor]
+    right = editor.add_tensor("right", info.shape, editor.subgraph.tensors[tensor].type)
+    op = editor.subgraph.operators[producer.index]
+    op.outputs = [right if int(t) == tensor else int(t) for t in op.outputs]
+    if kind == "swap":
+        order = np.roll(np.arange(info.shape[-1], dtype=np.int32), 1)
+        index = editor.add_tensor("order", order.shape, _int32(), order)
+        editor.add_op("GATHER", [right, index], [tensor], at=producer.index + 1, axis=len(info.shape) - 1)
+        return editor.graph()
+    factor = np.ones(info.shape, np.float32)
+    if kind == "noise":
+        factor += 0.3 * np.random.default_rng(0).standard_normal(info.shape).astype(np.float32)
+    elif kind == "nan":
+        factor.flat[3] = np.nan
+    else:
+        factor *= {"zeros": 0.0, "scale": 6.0}[kind]
+    constant = editor.add_tensor("factor", info.shape, editor.subgraph.tensors[tensor].type, factor)
+    editor.add_op("MUL", [right, constant], [tensor], at=producer.index + 1)
+    return editor.graph()
+
+
+def _int32() -> int:
+    from ai_edge_litert import schema_py_generated as schema
+
+    return int(schema.TensorType.INT32)
+
+
+class FaultyGpu(Runner):
+    """A runner whose "gpu" rounds to fp16 as an honest one does, and then has the planted faults."""
+
+    faults: Sequence[Fault] = ()
+
+    def run(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None = None) -> dict[str, JobResult]:
+        """Runs "gpu" jobs on the CPU."""
+        on_gpu = {job.id for job in jobs if job.accelerator.startswith("gpu")}
+        results = super().run([self._faked(job) if job.id in on_gpu else job for job in jobs], on_done)
+        log = f"{ADAPTER}\n{LOG}"
+        return {
+            name: replace(result, log_text=log, adapter_line=ADAPTER) if name in on_gpu else result
+            for name, result in results.items()
+        }
+
+    def _faked(self, job: Job) -> Job:
+        graph = Graph.read(job.model)
+        excluded = {int(i) for i in job.env.get(EXCLUDE, "").split(",") if i}
+        last = int(job.env.get(END, len(graph.ops)))
+        for fault in self.faults:
+            tensor = tensor_of(graph, fault.block)
+            made_by = graph.producer.get(tensor)
+            if made_by is None or made_by.index in excluded or made_by.index > last or (job.fp32 and not fault.fp32):
+                continue
+            graph = break_graph(graph, tensor, fault.kind)
+        if not job.fp32:
+            graph = emulate(graph, Rounding.HALF)
+        path = job.model.with_name(f"fake-{job.id}-{job.model.name}")
+        return replace(job, model=graph.write(path), accelerator="cpu", fp32=False, env={})
