@@ -32,7 +32,7 @@ from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
 from bisect_litert.jobs import Job
-from bisect_litert.judging import Findings, judge
+from bisect_litert.judging import Findings, judge, settle_taps
 from bisect_litert.metrics import compare
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, flow
@@ -320,18 +320,18 @@ class _Bisection:
             with self._stage("search"):
                 self.known.found = investigate(case)
             self.known.add_results(self.known.found.results)
+            controls = None
+            if self.known.target == GPU:
+                controls = Controls(evaluator, TappedGraph(tapped.graph, {}, tapped.outputs), truth.outputs)
+                settle_taps(self.known, controls)
             if self.known.found.culprits:
                 with self._stage("look inside"):
-                    self._look_inside(case)
+                    self._look_inside(case, controls)
         self.known.verdict = judge(self.known)
 
-    def _look_inside(self, case: Investigation) -> None:
+    def _look_inside(self, case: Investigation, controls: Controls | None) -> None:
         """Drives each culprit down to its op and line, and proves it by keeping it off the GPU."""
         found, loaded = self.known.found, self.loaded
-        controls = None
-        if case.target == GPU:
-            shipped = TappedGraph(case.original, {}, case.base.outputs)
-            controls = Controls(case.evaluator, shipped, case.truth.outputs)
         classes = {name: type(module).__name__ for name, module in loaded.module.named_modules() if name}
         choice = self.known.choice
         tools = Tools(

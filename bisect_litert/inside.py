@@ -144,10 +144,9 @@ def _op_evidence(priced: Priced, guilty: int) -> tuple[str, ...]:
         what = (
             f"{bad.new_nonfinite} new non-finite values" if bad.new_nonfinite else f"off by {number(bad.relative_l2)}"
         )
-        return (
-            f"Of the {len(priced.ops)} ops inside, {name} is the first that is wrong at its own operands ({what}); "
-            f"those in line are within {number(quiet)}.",
-        )
+        first = f"Of the {len(priced.ops)} ops inside, {name} is the first that is" if others else f"{name} is"
+        rest = f"; those in line are within {number(quiet)}" if others else ""
+        return (f"{first} wrong at its own operands ({what}){rest}.",)
     if price.contribution == price.contribution:
         return (
             f"Rounding the result of {name} alone to 11 bits puts the block's output off by "

@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bisect_litert import diagnosis, placement, residency
+from bisect_litert import advice, diagnosis, fusion, placement, residency
+from bisect_litert.counterfactual import Controls
 from bisect_litert.evaluation import GPU
 from bisect_litert.gate import Choice
 from bisect_litert.graph import Graph, Op
@@ -76,7 +77,7 @@ def judge(known: Findings) -> Verdict:
     classes = {t.block: t.class_name for t in known.taps}
     outputs = [r.cumulative for r in found.readings if r.output and r.cumulative is not None]
     if choice is not None and choice.tested and not choice.agrees:
-        verdict = _tap_effect(known, choice)
+        verdict = _disagreement(known, choice)
         if verdict is not None:
             return verdict
     if found.culprits:
@@ -107,29 +108,46 @@ def _runtime_failure(failure: JobResult) -> Verdict:
     return Verdict(cause, True, said, diagnosis.advice(cause, ""))
 
 
-def _tap_effect(known: Findings, choice: Choice) -> Verdict | None:
-    """When taps and the shipped graph disagree to the end: the shipped graph's outputs have the last word."""
-    if choice.untapped is None or known.truth is None:
-        return None
-    bad = [
-        label
-        for label, value in choice.untapped.outputs.items()
-        if value.dtype.kind == "f"
-        and out_of_line(compare(reference=known.truth.outputs[label], target=value), known.settings.output_limit)
-    ]
-    if not bad:
-        text = (
-            "The model as it ships is right on the GPU. It goes wrong only when blocks are tapped, so what the block "
-            "table shows is the taps' doing."
-        )
-        return Verdict(Cause.TAP_EFFECT, False, text, "Nothing to do for the model that ships.")
+def settle_taps(known: Findings, controls: Controls) -> None:
+    """Settles a disagreement between tapped and shipped graph: the shipped graph's outputs have the last word.
+
+    Right as shipped, what the taps show is the taps' doing, and no culprit stands. Wrong as shipped, and nothing
+    found with taps, the
+    fault is looked for without any.
+    """
+    choice, found = known.choice, known.found
+    if choice is None or choice.agrees or known.graph is None:
+        return
+    limit = known.settings.output_limit
+    if controls.without(()).right(limit):
+        for culprit in found.culprits:
+            known.notes.append(
+                f"Tapped, {culprit.block} looks like {culprit.cause}; the model as it ships does not show it."
+            )
+        found.culprits, found.compounding = [], False
+    elif not found.culprits:
+        hidden = fusion.localise(controls, known.graph, block_ops(known), limit)
+        found.culprits = [hidden] if hidden is not None else []
+
+
+def _disagreement(known: Findings, choice: Choice) -> Verdict | None:
+    """The verdict when taps changed the outputs and no culprit is left to name."""
     if known.found.culprits:
         return None
-    text = (
-        f"On the GPU output {bad[0]} is wrong when the model runs as it ships, and right when its blocks are tapped: "
-        "the fault lies in fusing across blocks."
-    )
-    return Verdict(Cause.TAP_EFFECT, True, text, diagnosis.advice(Cause.TAP_EFFECT, ""))
+    if choice.untapped is not None and known.truth is not None:
+        wrong = [
+            label
+            for label, value in choice.untapped.outputs.items()
+            if value.dtype.kind == "f"
+            and out_of_line(compare(reference=known.truth.outputs[label], target=value), known.settings.output_limit)
+        ]
+        if wrong:
+            text = (
+                f"On the GPU output {wrong[0]} is wrong when the model runs as it ships, and right when it is tapped."
+            )
+            return Verdict(Cause.TAP_EFFECT, True, text, diagnosis.advice(Cause.TAP_EFFECT, ""))
+    text = "The model as it ships is right on the GPU; the block table shows what tapping its blocks does to it."
+    return Verdict(Cause.TAP_EFFECT, False, text, "Nothing to do for the model that ships.")
 
 
 def log_findings(known: Findings) -> tuple[placement.LogFindings, JobResult] | None:
@@ -156,7 +174,10 @@ def place(known: Findings) -> Placement:
         _, by_reason = residency.refused_ops(graph, log)
         for refused in log.refused:
             ops = by_reason[f"{refused.op}: {refused.reason}"]
-            refusals.append(Refusal(refused.op, refused.reason, len(ops), _blocks_with(known, graph, ops)))
+            entry = advice.for_refusal(refused.op, refused.reason)
+            text, issue = (entry.text, entry.reference) if entry else ("", "")
+            blocks = _blocks_with(known, graph, ops)
+            refusals.append(Refusal(refused.op, refused.reason, len(ops), blocks, text, issue))
     gpu, cpu = log.gpu_ops or 0, log.cpu_ops or 0
     line = log.line or f"All {gpu} operations run on the GPU."
     return Placement(log.adapter, gpu, cpu, line, tuple(refusals), tuple(log.validation_errors))

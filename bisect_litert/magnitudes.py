@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
-from bisect_litert.exported import Node, is_float
+from bisect_litert.exported import Node
+from bisect_litert.rounded_graph import is_float
 
 if TYPE_CHECKING:
     import torch

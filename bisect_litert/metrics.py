@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, isnan, log10, nan, sqrt
 
 import numpy as np
@@ -13,6 +14,11 @@ FP16_MAX = 65504.0
 FP16_UNIT = 2.0**-11
 """Largest relative error of rounding to fp16's 11 significant bits (IEEE 754-2019, binary16): half a unit in the last
 place."""
+FP16_NORMAL = 2.0**-14
+"""Smallest magnitude that fp16 holds with all its digits."""
+GAP_OCTAVES = 6
+"""Empty octaves (a factor of 64) that part two scales: more than the spread of a product of two normal numbers leaves
+open."""
 CHUNK = 1 << 20
 
 
@@ -58,29 +64,54 @@ def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) ->
     )
 
 
-def compare_in_range(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
-    """As `compare`, with the error taken where fp16 could hold the reference, if that is anywhere.
+def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+    """As `compare`, with the error taken scale by scale where a tensor holds numbers of two scales.
 
-    Beside a mask of -1e9 or -3.4e38 every other error vanishes in a norm. What lies beyond 65504 is counted
-    (`new_nonfinite`,
-    `saturated`, `target_peak`) and left out of relative L2 error, correlation, SNR, scale and largest error.
+    Beside a mask of -1e4 the scores it was added to vanish in a norm, however wrong they are. So where a gap of
+    `GAP_OCTAVES` empty
+    octaves parts the magnitudes, the worse side's relative L2 error, correlation, SNR, scale and largest error count.
+    What
+    lies beyond 65504, which fp16 cannot hold, is left to the counts (`new_nonfinite`, `saturated`, `target_peak`).
     """
     whole = compare(reference=reference, target=target, unwritten=unwritten)
-    if reference.dtype.kind != "f" or whole.reference_peak < FP16_MAX:
+    if reference.dtype.kind != "f" or reference.size < 2:
         return whole
+    sizes, out = np.abs(reference.reshape(-1)), target.reshape(-1)
+    held = sizes < FP16_MAX
+    cut = _gap(sizes)
+    if not held.any() or (cut is None and whole.reference_peak < FP16_MAX):
+        return whole
+    sides = [held] if cut is None else [sizes < cut, held & (sizes >= cut)]
     flat = reference.reshape(-1)
-    held = np.abs(flat) < FP16_MAX
-    if not held.any():
-        return whole
-    part = compare(reference=flat[held], target=target.reshape(-1)[held])
+    parts = [compare(reference=flat[side], target=out[side]) for side in sides if side.any()]
+    worst = max(parts, key=lambda part: -1.0 if isnan(part.relative_l2) else part.relative_l2)
     return replace(
         whole,
-        relative_l2=part.relative_l2,
-        correlation=part.correlation,
-        snr_db=part.snr_db,
-        scale=part.scale,
-        max_abs_error=part.max_abs_error,
+        relative_l2=worst.relative_l2,
+        correlation=worst.correlation,
+        snr_db=worst.snr_db,
+        scale=worst.scale,
+        max_abs_error=worst.max_abs_error,
     )
+
+
+def _gap(sizes: np.ndarray) -> float | None:
+    """Magnitude that parts a tensor's numbers in two scales, among those that fp16 holds with all its digits; None
+    for one scale.
+
+    Numbers that spread, as sums and products do, leave no gap; a side with fewer than one in a hundred is no scale of
+    its own.
+    """
+    usual = sizes[(sizes >= FP16_NORMAL) & (sizes < FP16_MAX)]
+    if usual.size < 2:
+        return None
+    counts = np.bincount(np.frexp(usual)[1] + 20, minlength=40)
+    filled = np.flatnonzero(counts)
+    for low, high in pairwise(filled):
+        above = int(counts[high:].sum())
+        if high - low > GAP_OCTAVES and min(above, usual.size - above) * 100 >= usual.size:
+            return float(2.0 ** (high - 20 - 1))
+    return None
 
 
 def true_infinities(reference: np.ndarray, target: np.ndarray) -> bool:

@@ -17,10 +17,12 @@ import numpy as np
 
 from bisect_litert.blocks import ROOT, Block
 from bisect_litert.emulation import Rounding
-from bisect_litert.exported import ExportedModel, Node, as_array, is_float
+from bisect_litert.exported import ExportedModel, Node
 from bisect_litert.magnitudes import Extremes, Magnitude, measure
 from bisect_litert.metrics import FP16_MAX, compare
 from bisect_litert.readings import OUTPUT
+from bisect_litert.rounded_graph import as_array, is_float
+from bisect_litert.unstored import never_stored
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +59,8 @@ class BlockPrediction:
     origin: Node | None = None
     """The first operator whose result, held in fp16, puts the block's output far off."""
     after: str = ""
-    """Name of the block before it that reads the same faulty operator, which lies outside both; else empty."""
+    """Name of the block before it that has the same cause: it hands on values beyond fp16's range, or reads the same
+    faulty operator, which lies outside both. Else empty."""
 
     @property
     def headroom(self) -> float:
@@ -101,6 +104,7 @@ class _Predictor:
         self.model = model
         self.nodes = {node.name: node for node in model.nodes()}
         self.classes = {block.name: block.class_name for block in blocks}
+        self.unstored = never_stored(tuple(self.nodes.values()))
         self.members, self.edges = self._assign()
         self.reference: dict[str, np.ndarray] = {}
         """fp32 values of all edges."""
@@ -119,7 +123,7 @@ class _Predictor:
             origin, kind, after = None, "", ""
             if is_off(*errors):
                 origin, kind = self._origin(name, errors[1])
-                after = origins.setdefault(origin.name, name) if origin else name
+                after = self._beyond(members) or (origins.setdefault(origin.name, name) if origin else name)
             seen = Extremes()
             for member in (*members, *self._inputs_of(members)):
                 seen.include(extremes.get(member, Extremes()))
@@ -170,7 +174,7 @@ class _Predictor:
 
         def see(node: Node, result: Any, args: Any, kwargs: Any) -> None:
             if is_float(result):
-                if not node.constant:
+                if not node.constant and node.name not in self.unstored:
                     extremes[node.name] = measure(self.nodes, node, result, args, kwargs)
                 if node.name in wanted:
                     self.reference[node.name] = as_array(result)
@@ -195,7 +199,12 @@ class _Predictor:
         def hand_on(name: str) -> Rounding:
             return Rounding.SIGNIFICAND if is_off(errors[name], allowed.get(name, inf)) else rounding
 
-        self.model.walk(see, rounding=lambda _: rounding, force=self.reference, hand_on=hand_on)
+        self.model.walk(
+            see,
+            rounding=lambda name: None if name in self.unstored else rounding,
+            force=self.reference,
+            hand_on=hand_on,
+        )
         return errors
 
     def _origin(self, name: str, allowed: float) -> tuple[Node | None, str]:
@@ -226,6 +235,17 @@ class _Predictor:
         node = self.nodes[at if at in only else next(n for n in cone if at in self.nodes[n].inputs)]
         return node, self._kind(at, forced, only)
 
+    def _beyond(self, members: Sequence[str]) -> str:
+        """Returns the block that hands these nodes a value no fp16 number can hold, as torch has it; "" if none."""
+        read = {source for member in members for source in self.nodes[member].inputs}
+        for name, edges in self.edges.items():
+            for edge in edges:
+                if edge in read and edge in self.lost and edge not in members:
+                    with np.errstate(over="ignore"):
+                        if not np.isfinite(self.reference[edge].astype(np.float16)).all():
+                            return name
+        return ""
+
     def _replay(
         self, targets: Sequence[str], half: Container[str], forced: Mapping[str, np.ndarray], only: Container[str]
     ) -> float:
@@ -236,7 +256,9 @@ class _Predictor:
             if node.name in targets and node.name in self.reference:
                 errors[node.name] = _error(self.reference[node.name], as_array(result))
 
-        def rounding(name: str) -> Rounding:
+        def rounding(name: str) -> Rounding | None:
+            if name in self.unstored:
+                return None
             return Rounding.HALF if name in half else Rounding.SIGNIFICAND
 
         self.model.walk(see, rounding=rounding, force=forced, only=only)

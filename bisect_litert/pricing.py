@@ -20,7 +20,7 @@ from bisect_litert.emulation import Rounding, allowance, emulate, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, TappedGraph
 from bisect_litert.graph import FEED_PREFIX, Editor, Graph, Op
 from bisect_litert.jobs import JobResult
-from bisect_litert.metrics import FP16_UNIT, compare_in_range, out_of_line
+from bisect_litert.metrics import FP16_UNIT, compare_by_scale, out_of_line
 from bisect_litert.ranges import accumulated_of, swallowed
 from bisect_litert.record import Cause, Comparison
 
@@ -105,7 +105,7 @@ class Pricer:
             ends = [t for t in self._ends(scene.block) if t in seen and t in chained]
             still = any(
                 out_of_line(
-                    compare_in_range(reference=chained[t], target=seen[t]), limit(scene.reading, self.case.settings)
+                    compare_by_scale(reference=chained[t], target=seen[t]), limit(scene.reading, self.case.settings)
                 )
                 for t in ends
             )
@@ -141,6 +141,7 @@ class Pricer:
         for t, value in given.items():
             exactly = np.asarray(value, np.float32)
             found[t] = exactly if exact else round_array(exactly, Rounding.HALF)
+        found = {t: v for t, v in found.items() if not result.unwritten.get(both.names.get(t, ""))}
         return {t: v.reshape(case.original.tensors[t].shape) for t, v in found.items()}, [result]
 
     def _floats(self, tensors: Iterable[int]) -> list[int]:
@@ -214,7 +215,7 @@ class Pricer:
         prices = []
         for base in self._plain(ops):
             known = [t for t in base.op.outputs if t in seen and t in forced]
-            local = compare_in_range(reference=forced[known[0]], target=seen[known[0]]) if known else None
+            local = compare_by_scale(reference=forced[known[0]], target=seen[known[0]]) if known else None
             wrong = self._wrong(base.op, local) and not (
                 known[0] in chained and swallowed(self.case.original, known[0], ops, chained, seen)
             )
@@ -260,7 +261,7 @@ class Pricer:
             worst = nan
             for t in ends:
                 if out is not None and t in out:
-                    worst = np.fmax(worst, compare_in_range(reference=chained[t], target=out[t]).relative_l2)
+                    worst = np.fmax(worst, compare_by_scale(reference=chained[t], target=out[t]).relative_l2)
             found.append(replace(price, contribution=float(worst)))
         return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_litert.graph import Graph, Op
-from bisect_litert.metrics import compare_in_range, out_of_line, true_infinities
+from bisect_litert.metrics import compare_by_scale, out_of_line, true_infinities
 
 IN_LINE = 0.1
 """Relative L2 error up to which a tensor behind an infinity counts as unharmed: far above rounding, far below
@@ -104,7 +104,7 @@ def swallowed(
         return False
     results = [(reference.get(o), target.get(o)) for op in readers for o in op.outputs]
     return all(
-        ref is not None and out is not None and not out_of_line(compare_in_range(reference=ref, target=out), IN_LINE)
+        ref is not None and out is not None and not out_of_line(compare_by_scale(reference=ref, target=out), IN_LINE)
         for ref, out in results
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from bisect_litert.culprits import Reading
 from bisect_litert.emulation import allowance
 from bisect_litert.graph import Graph
-from bisect_litert.metrics import compare_in_range
+from bisect_litert.metrics import compare_by_scale
 from bisect_litert.record import Comparison, RunErrors, RunName, TapOrigin
 from bisect_litert.tapper import Layout
 
@@ -99,7 +99,7 @@ def _compare(
     reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], unwritten: Mapping[str, int]
 ) -> dict[str, Comparison]:
     return {
-        key: compare_in_range(reference=reference[key], target=value, unwritten=unwritten.get(key, 0))
+        key: compare_by_scale(reference=reference[key], target=value, unwritten=unwritten.get(key, 0))
         for key, value in target.items()
         if key in reference and reference[key].size == value.size
     }

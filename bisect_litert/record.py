@@ -297,7 +297,12 @@ class Refusal:
     op: str
     reason: str
     count: int
+    """Ops of the graph that the reason fits."""
     blocks: tuple[str, ...] = ()
+    advice: str = ""
+    """What to write instead; empty when nothing is known."""
+    upstream: str = ""
+    """Known upstream issue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,122 @@
+"""The whole job on the real delegate, where a GPU is there, and on emulated fp16: one planted fault each, named with its cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import Block, numbers
+from torch import nn
+
+from bisect_litert import bisect
+from bisect_litert.errors import BlockSelectionError, ConversionError, UnfitReferenceError
+from bisect_litert.record import Cause, RunRecord
+
+
+class Norm(nn.Module):
+    """A layer norm written out; its squares leave fp16's range where `scale` is large."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+
+class MaskedAttention(nn.Module):
+    """Scores plus a constant mask of the same rank, of which the delegate reads the first row only."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.triu(torch.full((1, tokens, tokens), -30.0), diagonal=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.transpose(-1, -2) / 4 + self.mask, -1) @ x
+
+
+class Position(nn.Module):
+    """Adds an offset that leaves no digits of its input in fp16, and takes it away again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 2000.3) * 1.0003 - 2000.9
+
+
+class Resize(nn.Module):
+    """To an odd size, which the converter gets wrong."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(x.reshape(1, 4, 4, -1), size=(7, 9), mode="nearest").reshape(1, 4, -1)
+
+
+def chain(*blocks: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*blocks).eval()
+
+
+def on_gpu(model: nn.Module, inputs: Any) -> RunRecord:
+    record = bisect(model, inputs)
+    if record.target != "gpu":
+        pytest.skip("no GPU here")
+    return record
+
+
+def found(record: RunRecord) -> list[tuple[str, Cause]]:
+    return [(c.block, c.cause) for c in record.culprits]
+
+
+def test_overflow_on_the_gpu_and_what_it_hid() -> None:
+    model = chain(Block(16), Norm(1e4), Block(16), Norm(1e4), Block(16))
+    record = on_gpu(model, numbers(2, 6, 16))
+    assert found(record) == [("1", Cause.OVERFLOW), ("3", Cause.OVERFLOW)]
+    assert record.verdict.diverged
+    assert "65504" in record.culprits[0].evidence[0]
+    assert {r.name for r in record.runs} >= {"torch", "cpu", "fp16", "gpu", "gpu-fp32"}
+    # The emulated run comes to the same without a GPU, and says that it had none.
+    alone = bisect(model, numbers(2, 6, 16), no_gpu=True)
+    assert found(alone) == found(record)
+    assert alone.target == "emulated fp16, no GPU"
+    assert "emulated" in alone.verdict.summary
+    assert not any(r.name.startswith("gpu") and r.status == "ok" for r in alone.runs)
+
+
+def test_wrong_kernel_on_the_gpu() -> None:
+    model = chain(Block(16), MaskedAttention(6), Block(16))
+    record = on_gpu(model, numbers(1, 6, 16))
+    assert found(record) == [("1", Cause.WRONG_KERNEL)]
+    assert bisect(model, numbers(1, 6, 16), no_gpu=True).verdict.cause is Cause.NONE
+
+
+def test_precision_loss() -> None:
+    record = bisect(chain(Block(16), Position(), Block(16)), numbers(2, 6, 16), no_gpu=True)
+    assert found(record) == [("1", Cause.PRECISION_LOSS)]
+    assert record.verdict.diverged
+
+
+def test_conversion() -> None:
+    record = bisect(chain(Block(16), Resize(), nn.Linear(63, 63)), numbers(1, 4, 16), no_gpu=True)
+    assert found(record) == [("1", Cause.CONVERSION)]
+    assert "CPU" in record.culprits[0].evidence[0]
+
+
+class Complex(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x)
+
+
+def test_what_cannot_be_tested_says_why() -> None:
+    with pytest.raises((ConversionError, UnfitReferenceError)) as caught:
+        bisect(Complex(), numbers(2, 16), no_gpu=True)
+    assert caught.value.hint
+    with pytest.raises(UnfitReferenceError, match="NaN"):
+        bisect(chain(nn.Linear(4, 4), Log()), -numbers(2, 4).abs() - 10, no_gpu=True)
+    with pytest.raises(BlockSelectionError):
+        bisect(chain(Block(16)), numbers(2, 16), blocks="nothing.*", no_gpu=True)
+
+
+class Log(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(-x.abs() - 1)

@@ -1,0 +1,252 @@
+"""Models of every shape the issue lists run from one call to a verdict; emulated, except where the GPU has to say it."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from small_models import Block, numbers
+from torch import nn
+
+from bisect_litert import bisect
+from bisect_litert.record import Cause, Mark, RunName, RunRecord, TapOrigin
+
+Pair = namedtuple("Pair", "left right")
+
+
+def run(module: nn.Module, inputs: Any, blocks: Any = ("*",), **options: Any) -> RunRecord:
+    torch.manual_seed(0)
+    return bisect(module, inputs, blocks=blocks, **{"no_gpu": True, **options})
+
+
+def healthy(record: RunRecord) -> dict[str, Any]:
+    """Asserts a clean verdict with every block judged, and returns the blocks by name."""
+    assert record.verdict.cause is Cause.NONE, record.verdict
+    assert not record.verdict.diverged
+    assert {b.mark for b in record.blocks} == {Mark.OK}, [(b.name, str(b.mark)) for b in record.blocks]
+    for output in record.outputs:
+        assert output.comparison is not None, output.name
+        assert output.comparison.relative_l2 < 1e-2
+    return {b.name: b for b in record.blocks}
+
+
+@dataclass
+class State:
+    hidden: torch.Tensor
+    pair: Any
+
+
+torch.export.register_dataclass(State)
+
+
+class Do(nn.Module):
+    def __init__(self, function: Any, width: int = 0) -> None:
+        super().__init__()
+        self.function = function
+        if width:
+            self.fc = nn.Linear(width, width)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+class Structures(nn.Module):
+    """Blocks that return a tuple, a dict, a dataclass and a named tuple, nested in one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Do(lambda s, x: (s.fc(x), [torch.tanh(x)]), 16)
+        self.b = Do(lambda s, pair: {"sum": pair[0] + pair[1][0], "more": {"fc": s.fc(pair[0])}}, 16)
+        self.c = Do(lambda s, d: State(torch.sigmoid(d["sum"]), Pair(s.fc(d["more"]["fc"]), d["sum"] * 3)), 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        state = self.c(self.b(self.a(x)))
+        return {"hidden": state.hidden, "pair": (state.pair.left + 1, state.pair.right)}
+
+
+def test_blocks_that_return_structures() -> None:
+    record = run(Structures(), numbers(4, 16))
+    blocks = healthy(record)
+    labels = {f"{name}{tap.label}" for name, b in blocks.items() for tap in b.taps}
+    assert labels == {
+        "a[0]",
+        "a[1][0]",
+        "b['sum']",
+        "b['more']['fc']",
+        "c.hidden",
+        "c.pair.left",
+        "c.pair.right",
+    }
+    assert {o.name for o in record.outputs} == {"['hidden']", "['pair'][0]", "['pair'][1]"}
+    assert all(tap.origin in (TapOrigin.GRAPH, TapOrigin.REEXPORT) for b in blocks.values() for tap in b.taps)
+
+
+class Shared(nn.Module):
+    """One block called three times, and one module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.first = Block(16), Block(16)
+        self.second = self.first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.again(x)
+        return self.second(self.first(x))
+
+
+def test_blocks_that_are_called_several_times_or_shared() -> None:
+    blocks = healthy(run(Shared(), numbers(4, 16)))
+    assert {"again", "again@2", "again@3", "first", "first@2"} <= set(blocks)
+    assert [blocks[f"again{n}"].call for n in ("", "@2", "@3")] == [1, 2, 3]
+    assert all(b.ops == 3 for name, b in blocks.items() if name != "(output)")
+
+
+class ManyInputs(nn.Module):
+    """Token ids, a boolean mask, an input nobody reads; keyword arguments to a block; scalar and integer outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 16)
+        self.mix = Do(lambda s, x, *, keep, scale: torch.where(keep.unsqueeze(-1), s.fc(x) * scale, x), 16)
+        self.head = Block(16)
+
+    def forward(self, ids: torch.Tensor, keep: torch.Tensor, scale: torch.Tensor, unused: torch.Tensor) -> Any:
+        x = self.head(self.mix(self.embed(ids), keep=keep, scale=scale))
+        return x, x.mean(), x.argmax(-1), x.sum(-1) > 0, ids + 1
+
+
+def many_inputs() -> dict[str, torch.Tensor]:
+    return {
+        "ids": torch.arange(12).reshape(2, 6),
+        "keep": torch.arange(12).reshape(2, 6) % 3 > 0,
+        "scale": torch.tensor([1.5]),
+        "unused": numbers(3),
+    }
+
+
+def test_several_inputs_and_outputs_of_every_kind() -> None:
+    record = run(ManyInputs(), many_inputs())
+    blocks = healthy(record)
+    assert {"embed", "mix", "head"} <= set(blocks)
+    assert [i.name for i in record.inputs] == ["ids", "keep", "scale", "unused"]
+    assert [i.dtype for i in record.inputs] == ["int64", "bool", "float32", "float32"]
+    assert len(record.outputs) == 5
+
+
+class Odd(nn.Module):
+    """A scalar, a constant, and a block's own output; blocks that do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep = nn.Identity()
+        self.b = Block(16)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("table", numbers(5, seed=4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        z = self.drop(self.b(self.keep(x)))
+        return z, z.sum(), self.table * 2
+
+
+def test_odd_outputs_and_blocks_that_do_nothing() -> None:
+    record = run(Odd(), numbers(4, 16))
+    blocks = healthy(record)
+    assert [o.name for o in record.outputs] == ["[0]", "[1]", "[2]"]
+    assert blocks["keep"].taps[0].origin is TapOrigin.INPUT
+    # Two blocks, one tensor: judged once, and not tapped twice.
+    assert blocks["b"].taps[0].tensor == blocks["drop"].taps[0].tensor
+    assert blocks["drop"].ops == 0 or blocks["drop"].ops == blocks["b"].ops
+
+
+class Twice(nn.Module):
+    """The same tensor returned twice: LiteRT writes one of the two buffers only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.c = Block(16), Block(16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        z = self.b(x)
+        return z, self.c(z), z
+
+
+def test_the_same_tensor_returned_twice_is_found_unwritten() -> None:
+    record = run(Twice(), numbers(4, 16))
+    assert (record.verdict.cause, record.verdict.diverged) == (Cause.UNWRITTEN_OUTPUT, True)
+    assert [c.block for c in record.culprits] == ["b"]
+    assert [o.comparison is not None and o.comparison.unwritten > 0 for o in record.outputs].count(True) == 1
+
+
+class HandsOn(nn.Module):
+    """An input that is an output, which LiteRT does not write either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = Block(16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return self.b(x), y
+
+
+def test_an_input_that_is_an_output() -> None:
+    record = run(HandsOn(), (numbers(4, 16), numbers(2, 3, seed=1)))
+    assert record.verdict.diverged
+    assert record.verdict.cause in (Cause.CONVERSION, Cause.UNWRITTEN_OUTPUT)
+    assert [c.block for c in record.culprits] == ["(output)"]
+    assert "never written" in record.verdict.summary
+    assert {b.name: b.mark for b in record.blocks}["b"] is Mark.OK
+
+
+class Counting(nn.Module):
+    """Buffers that forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = Block(16)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("running", torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.running.mul_(0.9).add_(x.mean(0))
+        return self.b(x + self.running) + self.calls
+
+
+def test_buffers_that_forward_changes() -> None:
+    module = Counting().eval()
+    healthy(run(module, numbers(4, 16)))
+    assert module.calls.item() == 0  # only copies of it ran
+
+
+class NamedOutput(nn.Module):
+    """A block with the name that the model's own output goes by, as in BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.output, self.last = Block(16), Block(16), Block(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.output(self.first(x)) * 0.5) + 1
+
+
+def test_a_block_named_output_is_not_the_models_output() -> None:
+    record = run(NamedOutput(), numbers(4, 16))
+    blocks = healthy(record)
+    assert list(blocks) == ["first", "output", "last", "(output)"]
+    assert [b.ops for b in blocks.values()] == [3, 3, 4, 1]
+    assert [o.name for o in record.outputs] == ["output_0"]
+    # Amplification is measured against what lies before it, not against itself.
+    levels = [b.errors[RunName.FP16].cumulative for b in blocks.values()]
+    assert all(level is not None for level in levels)
+    assert len({level.relative_l2 for level in levels if level}) == 4
+
+
+def test_on_the_gpu() -> None:
+    record = run(ManyInputs(), many_inputs(), no_gpu=False)
+    if record.target != "gpu":
+        pytest.skip("no GPU here")
+    healthy(record)
