@@ -32,7 +32,7 @@ from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
 from bisect_litert.jobs import Job
-from bisect_litert.judging import Findings, judge, settle_taps
+from bisect_litert.judging import Findings, judge, settle_death, settle_taps
 from bisect_litert.metrics import compare
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, flow
@@ -301,6 +301,11 @@ class _Bisection:
         outputs = _output_tensors(tapped.graph, tapped.outputs)
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = _owners(tapped, truth, outputs), tapped.graph
+        shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
+        controls = Controls(evaluator, shipped, truth.outputs) if self.known.target == GPU else None
+        if choice is not None and choice.failure is not None and controls is not None:
+            with self._stage("find what the runtime dies of"):
+                settle_death(self.known, controls)
         if choice is None or choice.gpu or not choice.tested:
             case = Investigation(
                 evaluator=evaluator,
@@ -320,9 +325,7 @@ class _Bisection:
             with self._stage("search"):
                 self.known.found = investigate(case)
             self.known.add_results(self.known.found.results)
-            controls = None
-            if self.known.target == GPU:
-                controls = Controls(evaluator, TappedGraph(tapped.graph, {}, tapped.outputs), truth.outputs)
+            if controls is not None:
                 settle_taps(self.known, controls)
             if self.known.found.culprits:
                 with self._stage("look inside"):

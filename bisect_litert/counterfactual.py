@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_litert.evaluation import GPU, GPU_FP32, Evaluator, TappedGraph
-from bisect_litert.jobs import JobResult
+from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.record import Comparison
 
@@ -29,6 +29,8 @@ class Control:
     """The model's float outputs against torch."""
     ok: bool
     detail: str = ""
+    died: bool = False
+    """Whether the runtime crashed or ran out of time."""
 
     def right(self, limit: float) -> bool:
         """Whether every output is in line."""
@@ -76,6 +78,7 @@ class Controls:
                 {k: compare(reference=self._truth[k], target=v) for k, v in outputs.items() if v.dtype.kind == "f"},
                 result.ok,
                 result.detail,
+                result.status in (CRASHED, TIMED_OUT),
             )
         return self._seen[key]
 

@@ -1,4 +1,4 @@
-"""The last rung of the ladder: a fault that goes away whenever it is looked at is found without any taps.
+"""The last rung of the ladder: what goes away when it is looked at, or kills the runtime, is found without any taps.
 
 Ops 0..N on the GPU and the rest on the CPU: the model's own outputs then tell whether the fault lies up to N, and
 halving finds the
@@ -38,8 +38,7 @@ def localise(controls: Controls, graph: Graph, block_ops: Mapping[str, Sequence[
     index = first_wrong(len(graph.ops) - 1, wrong)
     if index is None:
         return None
-    op = graph.ops[index]
-    block = next((name for name, ops in block_ops.items() if any(o.index == index for o in ops)), "")
+    op, block = graph.ops[index], _block_of(index, block_ops)
     if not block:
         return None
     here, exact = controls.up_to(index), controls.up_to(index, fp32=True)
@@ -63,3 +62,41 @@ def localise(controls: Controls, graph: Graph, block_ops: Mapping[str, Sequence[
         region=(index, index),
         proof=proof,
     )
+
+
+def localise_death(
+    controls: Controls, graph: Graph, block_ops: Mapping[str, Sequence[Op]], cause: Cause, said: str
+) -> Culprit | None:
+    """Finds the op with which the runtime crashes or hangs.
+
+    Args:
+        controls: Control runs of the shipped graph.
+        graph: That graph.
+        block_ops: The ops of each block.
+        cause: `Cause.CRASH` or `Cause.HANG`.
+        said: How the whole graph's run ended.
+
+    Returns:
+        The culprit; None when the runtime lives with any part of the graph on the GPU, or with none of it.
+    """
+    if not graph.ops:
+        return None
+    index = first_wrong(len(graph.ops) - 1, lambda last: controls.up_to(last).died)
+    if index is None or not controls.up_to(index).died:
+        return None
+    op, block = graph.ops[index], _block_of(index, block_ops)
+    before = f"with ops 0 to {index - 1} on the GPU it lives" if index else "it is the first op"
+    evidence = (
+        f"The run of the whole graph ended with: {said}.",
+        f"With ops 0 to {index} on the GPU and the rest on the CPU the runtime dies as well, {before}: {op.type} "
+        f"(op {index}) is what it dies of.",
+    )
+    lives = not controls.without([index]).died
+    proof = (f"With only op {index} kept off the GPU the runtime lives.",) if lives else ()
+    return Culprit(
+        block, cause, "", evidence, diagnosis.advice(cause, ""), op=index, region=(index, index), proof=proof
+    )
+
+
+def _block_of(index: int, block_ops: Mapping[str, Sequence[Op]]) -> str:
+    return next((name for name, ops in block_ops.items() if any(o.index == index for o in ops)), "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +15,10 @@ from bisect_litert.evaluation import GPU
 from bisect_litert.gate import Choice
 from bisect_litert.graph import Graph, Op
 from bisect_litert.healing import Found
-from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
+from bisect_litert.jobs import TIMED_OUT, JobResult
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import OUTPUT, Forward, Tap
-from bisect_litert.record import Cause, Placement, Refusal, RunInfo, Settings, Verdict
+from bisect_litert.record import Cause, Culprit, Placement, Refusal, RunInfo, Settings, Verdict
 
 if TYPE_CHECKING:
     from bisect_litert.preparation import LoadedModel
@@ -72,9 +72,9 @@ class Findings:
 def judge(known: Findings) -> Verdict:
     """Says the last word: runtime failures first, then what the search found, then where it ran."""
     choice, found, settings = known.choice, known.found, known.settings
-    if choice is not None and choice.failure is not None:
-        return _runtime_failure(choice.failure)
     classes = {t.block: t.class_name for t in known.taps}
+    if choice is not None and choice.failure is not None:
+        return _runtime_failure(choice.failure, found.culprits, classes)
     outputs = [r.cumulative for r in found.readings if r.output and r.cumulative is not None]
     if choice is not None and choice.tested and not choice.agrees:
         verdict = _disagreement(known, choice)
@@ -100,20 +100,32 @@ def judge(known: Findings) -> Verdict:
     return diagnosis.summarise((), classes, outputs, settings, known.target, "")
 
 
-def _runtime_failure(failure: JobResult) -> Verdict:
-    hung = failure.status == TIMED_OUT
-    cause = Cause.HANG if hung else Cause.CRASH
-    said = f"The GPU run of the model {'did not end' if hung else 'crashed'} ({failure.detail})."
-    assert failure.status in (CRASHED, TIMED_OUT)
+def _runtime_failure(failure: JobResult, culprits: Sequence[Culprit], classes: Mapping[str, str]) -> Verdict:
+    cause = Cause.HANG if failure.status == TIMED_OUT else Cause.CRASH
+    said = f"The GPU run of the model {'did not end' if cause is Cause.HANG else 'crashed'} ({failure.detail})."
+    for culprit in culprits[:1]:
+        name = culprit.block + (f" ({classes[culprit.block]})" if classes.get(culprit.block) else "")
+        said = f"{said} {name} is where: {culprit.evidence[-1]}"
     return Verdict(cause, True, said, diagnosis.advice(cause, ""))
+
+
+def settle_death(known: Findings, controls: Controls) -> None:
+    """Looks for the op that kills the runtime when the model as it ships does not survive on the GPU."""
+    choice = known.choice
+    if choice is None or choice.failure is None or known.graph is None:
+        return
+    failure = choice.failure
+    cause = Cause.HANG if failure.status == TIMED_OUT else Cause.CRASH
+    culprit = fusion.localise_death(controls, known.graph, block_ops(known), cause, failure.detail)
+    known.found.culprits = [culprit] if culprit is not None else []
 
 
 def settle_taps(known: Findings, controls: Controls) -> None:
     """Settles a disagreement between tapped and shipped graph: the shipped graph's outputs have the last word.
 
     Right as shipped, what the taps show is the taps' doing, and no culprit stands. Wrong as shipped, and nothing
-    found with taps, the
-    fault is looked for without any.
+    found with
+    taps, the fault is looked for without any.
     """
     choice, found = known.choice, known.found
     if choice is None or choice.agrees or known.graph is None:

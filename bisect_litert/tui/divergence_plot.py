@@ -54,7 +54,6 @@ class DivergencePlot(Canvas, can_focus=True):
 
     def __init__(self, record: RunRecord, *, id: str | None = None) -> None:
         super().__init__(1, 1, id=id)
-        self.border_title = "Error by depth"
         self._cursor = 0
         self._dragged = False
         self._load(record)
@@ -200,17 +199,26 @@ class DivergencePlot(Canvas, can_focus=True):
             self._series(self._expected, row, colours.faint, "", dotted=True)
             self._series(self._cumulative, row, colours.text, "●")
             self._series(self._local, row, colours.accent, "◆")
+            both = self._mark_both(row, colours.accent)
             self._axes(ticks, row, colours.faint)
             self._marks(colours.bad, colours.band, colours.cursor, colours.warn)
             self._names(colours.text, colours.faint)
         legend = Text.assemble(
-            ("●", colours.text), " cumulative ", ("◆", colours.accent), " local ", ("⠒⠒", colours.faint), " expected "
+            ("Error by depth  ", "bold"),
+            ("●", colours.text),
+            " cumulative ",
+            ("◆", colours.accent),
+            " local ",
+            ("⠒⠒", colours.faint),
+            " expected ",
         )
+        if both:
+            legend.append("◈", f"bold {colours.accent}").append(" both ")
         legend.append("✗", f"bold {colours.bad}").append(" culprit")
         if any(self._broken):
             legend.append(" ")
             legend.append("∞", f"bold {colours.warn}").append(" non-finite")
-        self.border_subtitle = legend.markup
+        self.border_title = legend.markup
 
     def _levels(self) -> tuple[int, int]:
         """Returns the decades around everything in the window."""
@@ -253,6 +261,19 @@ class DivergencePlot(Canvas, can_focus=True):
         for point in shown:
             if point and LEFT <= floor(point[0]) < self._canvas_size.width:
                 self.set_pixel(floor(point[0]), floor(point[1]), marker, style)
+
+    def _mark_both(self, row: Callable[[float], float], style: str) -> bool:
+        """Marks where cumulative and local error share a cell, which one of the two would hide; whether any do."""
+        if self._columns / (self._window[1] - self._window[0]) < 2:
+            return False
+        found = False
+        for order, (total, local) in enumerate(zip(self._cumulative, self._local, strict=True)):
+            x = floor(self._column(order))
+            same = isfinite(total) and isfinite(local) and floor(row(total)) == floor(row(local))
+            if same and LEFT <= x < self._canvas_size.width:
+                self.set_pixel(x, floor(row(total)), "◈", f"bold {style}")
+                found = True
+        return found
 
     def _axes(self, ticks: Sequence[int], row: Callable[[float], float], style: str) -> None:
         bottom = TOP + self._rows

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
 
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -47,7 +49,7 @@ class EvidenceView(VerticalScroll):
         """Shows a record."""
         self._record = record
         colours = colours_of(self.app)
-        parts = {
+        parts: dict[str, tuple[str, RenderableType]] = {
             "verdict": ("Verdict", _verdict(record, colours)),
             "culprits": (
                 "Why this block, and why so" if len(record.culprits) == 1 else "Why these blocks, in order",
@@ -57,10 +59,19 @@ class EvidenceView(VerticalScroll):
             "advice": ("What to try  (y copies it)", Text(formats.clean(self.advice))),
             "runs": ("Runs and versions", _runs(record, colours)),
         }
+        empty = {
+            name
+            for name, there in (
+                ("culprits", record.culprits),
+                ("excluded", list(exclusions(record))),
+                ("advice", self.advice),
+            )
+            if not there
+        }
         for name, (title, text) in parts.items():
             panel = self.query_one(f"#evidence-{name}", Static)
             panel.border_title = title
-            panel.display = bool(text.plain.strip())
+            panel.display = name not in empty
             panel.update(text)
 
 
@@ -72,30 +83,42 @@ def _verdict(record: RunRecord, colours: Colours) -> Text:
     return text
 
 
-def _culprits(record: RunRecord, colours: Colours) -> Text:
-    text = Text()
+def _culprits(record: RunRecord, colours: Colours) -> Group:
+    """Returns a paragraph for each culprit, its sentences behind symbols."""
+    parts: list[RenderableType] = []
     for number, culprit in enumerate(record.culprits, 1):
-        if number > 1:
-            text.append("\n\n")
-        text.append(f"✗ {formats.clean(culprit.block)}", f"bold {colours.bad}")
-        text.append(f"  {cause_words(culprit.cause, culprit.kind)}", "bold")
+        head = Text("\n" if number > 1 else "")
+        head.append(f"✗ {formats.clean(culprit.block)}", f"bold {colours.bad}")
+        head.append(f"  {cause_words(culprit.cause, culprit.kind)}", "bold")
         if culprit.hidden:
-            text.append("  shows once the culprits before it are healed", colours.faint)
+            head.append("  shows once the culprits before it are healed", colours.faint)
+        parts.append(head)
+        rows: list[tuple[str, str, str | Text]] = []
+        if culprit.source or culprit.module:
+            where = Text(formats.clean(culprit.source), colours.accent)
+            where.append(f"{' in ' if culprit.source else ''}{formats.clean(culprit.module)}" if culprit.module else "")
+            rows.append(("@", colours.accent, where))
         if culprit.confidence:
-            text.append(f"\n{culprit.confidence} confidence", f"bold {colours.accent}")
-            text.append(f": {formats.clean(culprit.confidence_reason)}" if culprit.confidence_reason else "")
-        if culprit.source:
-            text.append(f"\n{formats.clean(culprit.source)}", colours.accent)
-            text.append(f"  in {formats.clean(culprit.module)}" if culprit.module else "")
-        for sentence in culprit.evidence:
-            text.append("\n· ", colours.faint).append(formats.clean(sentence))
-        for sentence in culprit.proof:
-            text.append("\n✓ proof  ", f"bold {colours.good}").append(formats.clean(sentence))
-        for line in _neighbours(record, culprit):
-            text.append("\n↕ ", colours.faint).append(line, colours.faint)
+            word = Text(f"{culprit.confidence} confidence", f"bold {colours.accent}")
+            word.append(f": {formats.clean(culprit.confidence_reason)}" if culprit.confidence_reason else "", "")
+            rows.append(("≈", colours.accent, word))
+        rows += [("·", colours.faint, formats.clean(sentence)) for sentence in culprit.evidence]
+        rows += [("✓", colours.good, Text("proof: " + formats.clean(s), colours.good)) for s in culprit.proof]
+        rows += [("↕", colours.faint, Text(line, colours.faint)) for line in _neighbours(record, culprit)]
         if culprit.upstream:
-            text.append("\nknown upstream  ", f"bold {colours.warn}").append(formats.clean(culprit.upstream))
-    return text
+            rows.append(("!", colours.warn, Text(f"known upstream: {formats.clean(culprit.upstream)}", colours.warn)))
+        parts.append(_points(rows))
+    return Group(*parts)
+
+
+def _points(rows: Sequence[tuple[str, str, str | Text]]) -> Table:
+    """Returns sentences behind symbols, wrapped within their own column."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=1, no_wrap=True)
+    grid.add_column(ratio=1)
+    for symbol, style, sentence in rows:
+        grid.add_row(Text(symbol, style), sentence)
+    return grid
 
 
 def _neighbours(record: RunRecord, culprit: Culprit) -> Iterator[str]:
@@ -125,12 +148,9 @@ def _in_line(record: RunRecord, block: BlockResult) -> str:
     return f"local error {level} where {limit} is allowed; control runs cleared it, or no output suffers."
 
 
-def _excluded(record: RunRecord, colours: Colours) -> Text:
-    text = Text()
-    for line in exclusions(record):
-        plain = formats.clean(line).replace("**", "").replace("`", "").replace("\\", "")
-        text.append(("\n" if text else "") + "✓ ", colours.good).append(plain)
-    return text
+def _excluded(record: RunRecord, colours: Colours) -> Table:
+    lines = [line.replace("**", "").replace("`", "").replace("\\", "") for line in exclusions(record)]
+    return _points([("✓", colours.good, formats.clean(line)) for line in lines])
 
 
 def _runs(record: RunRecord, colours: Colours) -> Text:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.console import Console
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container, Vertical, VerticalScroll
+from textual.containers import Container, Horizontal, Vertical
 from textual.message import Message
 from textual.widgets import Input, Static
 
@@ -17,6 +18,24 @@ from bisect_litert.reports import formats
 from bisect_litert.tui.block_table import BlockTable
 from bisect_litert.tui.colours import colours_of
 from bisect_litert.tui.divergence_plot import ZOOM, DivergencePlot, readout
+
+
+TALL = 32
+"""Rows from which there is room for the whole summary."""
+MOST_LINES, FEWEST_LINES = 9, 2
+_MORE = "… more: 4"
+
+
+def _cut(text: Text, width: int, most: int) -> Text:
+    """Returns a text in at most so many lines, the last saying where the rest stands."""
+    lines = text.wrap(Console(width=width), width)
+    if len(lines) <= most:
+        return text
+    last = lines[most - 1]
+    last.truncate(width - len(_MORE))
+    last.rstrip()
+    last.append(_MORE, "dim")
+    return Text("\n").join(lines[:most])
 
 
 class Overview(Vertical):
@@ -51,16 +70,16 @@ class Overview(Vertical):
 
     def compose(self) -> ComposeResult:
         """Lays out the parts."""
-        with VerticalScroll(id="summary", can_focus=False):
-            yield Static(id="summary-text")
+        yield Static(id="summary")
         with Container(id="overview-body"):
             with Vertical(id="plot-side"):
                 yield DivergencePlot(self._record, id="plot")
-                yield Static(id="readout")
             with Vertical(id="table-side"):
                 yield BlockTable(self._record, id="blocks")
-                yield Static(id="table-note")
                 yield Input(placeholder="glob such as enc.* or **.norm, or part of a name", id="filter", compact=True)
+        with Horizontal(id="status"):
+            yield Static(id="readout")
+            yield Static(id="table-note")
 
     def on_mount(self) -> None:
         """Selects the block to start at."""
@@ -97,7 +116,12 @@ class Overview(Vertical):
             text.append("\nNext: ", f"bold {colours.accent}").append(formats.clean(verdict.next_step))
         for note in verdict.notes:
             text.append("\nNote: ", f"bold {colours.faint}").append(formats.clean(note), colours.faint)
-        self.query_one("#summary-text", Static).update(text)
+        room = MOST_LINES if self.app.size.height >= TALL else FEWEST_LINES
+        self.query_one("#summary", Static).update(_cut(text, max(20, self.app.size.width - 2), room))
+
+    def on_resize(self) -> None:
+        """Gives the summary the lines there are."""
+        self._write_summary()
 
     def _write_readout(self) -> None:
         if self._record.blocks:
@@ -109,9 +133,8 @@ class Overview(Vertical):
         parts += [f"matching {table.pattern}"] if table.pattern else []
         parts += [f"marked {table.mark.value}"] if table.mark else []
         parts += [f"by {table.sorted_by}"] if table.sorted_by else []
-        culprits = sum(b.mark is Mark.CULPRIT for b in self._record.blocks)
         if len(parts) == 1:
-            parts = [formats.plural(len(self._record.blocks), "block"), formats.plural(culprits, "culprit")]
+            parts = [formats.plural(len(self._record.blocks), "block")]
         self.query_one("#table-note", Static).update(Text(" · ".join(parts), colours_of(self.app).faint))
 
     # -- plot and table follow each other ------------------------------------------------------------------------------

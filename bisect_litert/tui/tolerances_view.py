@@ -38,6 +38,7 @@ class TolerancesView(VerticalScroll):
         Binding("up", "turn(2.0)", "Double", key_display="↑", priority=True),
         Binding("down", "turn(0.5)", "Halve", key_display="↓", priority=True),
         Binding("ctrl+r", "restore", "The run's own"),
+        Binding("escape", "screen.back", "Back"),
     ]
 
     class Changed(Message):
