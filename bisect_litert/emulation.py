@@ -46,7 +46,8 @@ def round_array(values: np.ndarray, rounding: Rounding) -> np.ndarray:
     bits = values.view(np.uint32)
     kept = bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))
     rounded = (kept & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(values), rounded, values)
+    # The largest floats would round to infinity; a range without end keeps them.
+    return np.where(np.isfinite(rounded), rounded, values)
 
 
 def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = (), only: Collection[int] | None = None) -> Graph:

@@ -147,6 +147,7 @@ class ExportedModel:
         force: Mapping[str, np.ndarray] | None = None,
         hand_on: Callable[[str], Rounding | None] | None = None,
         only: Container[str] | None = None,
+        exact: Container[str] = (),
     ) -> None:
         """Runs the graph and shows every operator's result together with what it read.
 
@@ -157,6 +158,7 @@ class ExportedModel:
             force: float32 arrays by node name that its consumers read instead of its result.
             hand_on: How these arrays are rounded, by node name, asked after `see`; like the node's result if None.
             only: Names of the nodes to compute; what they read beside these must be in `force` or be placeholders.
+            exact: Names of nodes whose Python numbers are not rounded, though their results are.
         """
         import torch
 
@@ -167,7 +169,8 @@ class ExportedModel:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             forced = Forced(force or {}, hand_on or rounding)
-            runner = interpreter(self.program.graph_module, self._constants, see_result, rounding, forced, only)
+            graph = self.program.graph_module
+            runner = interpreter(graph, self._constants, see_result, rounding, forced, only, exact)
             runner.run(*self._bound())
 
     def excerpt(self, node: Node, lines: int = 2) -> str:

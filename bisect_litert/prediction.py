@@ -22,7 +22,7 @@ from bisect_litert.magnitudes import Extremes, Magnitude, measure
 from bisect_litert.metrics import FP16_MAX, compare
 from bisect_litert.readings import OUTPUT
 from bisect_litert.rounded_graph import as_array, is_float
-from bisect_litert.unstored import never_stored
+from bisect_litert.unstored import fused
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ class _Predictor:
         self.model = model
         self.nodes = {node.name: node for node in model.nodes()}
         self.classes = {block.name: block.class_name for block in blocks}
-        self.unstored = never_stored(tuple(self.nodes.values()))
+        self.fused = fused(tuple(self.nodes.values()))
         self.members, self.edges = self._assign()
         self.reference: dict[str, np.ndarray] = {}
         """fp32 values of all edges."""
@@ -174,7 +174,7 @@ class _Predictor:
 
         def see(node: Node, result: Any, args: Any, kwargs: Any) -> None:
             if is_float(result):
-                if not node.constant and node.name not in self.unstored:
+                if not node.constant and node.name not in self.fused.inside:
                     extremes[node.name] = measure(self.nodes, node, result, args, kwargs)
                 if node.name in wanted:
                     self.reference[node.name] = as_array(result)
@@ -201,9 +201,10 @@ class _Predictor:
 
         self.model.walk(
             see,
-            rounding=lambda name: None if name in self.unstored else rounding,
+            rounding=lambda name: None if name in self.fused.inside else rounding,
             force=self.reference,
             hand_on=hand_on,
+            exact=self.fused.factors,
         )
         return errors
 
@@ -257,11 +258,11 @@ class _Predictor:
                 errors[node.name] = _error(self.reference[node.name], as_array(result))
 
         def rounding(name: str) -> Rounding | None:
-            if name in self.unstored:
+            if name in self.fused.inside:
                 return None
             return Rounding.HALF if name in half else Rounding.SIGNIFICAND
 
-        self.model.walk(see, rounding=rounding, force=forced, only=only)
+        self.model.walk(see, rounding=rounding, force=forced, only=only, exact=self.fused.factors)
         return _worst(errors, targets)
 
     def _kind(self, at: str, forced: Mapping[str, np.ndarray], only: Container[str]) -> str:

@@ -53,6 +53,7 @@ def interpreter(
     rounding: Callable[[str], Rounding | None],
     forced: Forced,
     only: Container[str] | None,
+    exact: Container[str],
 ) -> Any:
     """Returns a torch.fx.Interpreter that rounds results as they are stored.
 
@@ -64,6 +65,7 @@ def interpreter(
         rounding: How a node's result is rounded, and the parameters, constants and numbers it reads.
         forced: What consumers read instead of a node's result.
         only: Names of the nodes to compute; None means all.
+        exact: Names of nodes whose Python numbers stay as they are.
     """
     import torch
     from torch.fx.node import map_arg
@@ -83,7 +85,7 @@ def interpreter(
                 return _rounded(value, how) if source.name in constants else value
 
             args, kwargs = map_arg(node.args, operand), map_arg(node.kwargs, operand)
-            if how is not None and is_float(node.meta.get("val")):
+            if how is not None and node.name not in exact and is_float(node.meta.get("val")):
                 args = _round_numbers(node, args, how)
             result = _rounded(getattr(self, node.op)(node.target, args, kwargs), how)
             see(node.name, result, args, kwargs)

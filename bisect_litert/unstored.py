@@ -7,6 +7,7 @@ divided by their sum are one SOFTMAX, and a factor behind a linear layer or conv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from bisect_litert.exported import Node
@@ -15,14 +16,25 @@ _VIEWS = ("view", "expand", "squeeze", "unsqueeze", "clone", "alias")
 _LINEAR = ("addmm", "convolution")
 
 
-def never_stored(nodes: Sequence[Node]) -> frozenset[str]:
-    """Returns the names of the nodes whose results only exist inside a fused op."""
+@dataclass(frozen=True)
+class Fused:
+    """Names of nodes that have no op of their own."""
+
+    inside: frozenset[str]
+    """Their results exist only inside a fused op."""
+    factors: frozenset[str]
+    """Their result is the fused op's; the number they multiply or divide by is nowhere in the file."""
+
+
+def fused(nodes: Sequence[Node]) -> Fused:
+    """Finds what the converter fuses."""
     by_name = {node.name: node for node in nodes}
     users: dict[str, list[str]] = {}
     for node in nodes:
         for source in node.inputs:
             users.setdefault(source, []).append(node.name)
     found: set[str] = set()
+    factors: set[str] = set()
     for node in nodes:
         if _kind(node) == "div" and len(node.inputs) == 2:
             found.update(_softmax(node, by_name))
@@ -30,7 +42,8 @@ def never_stored(nodes: Sequence[Node]) -> frozenset[str]:
             chain = _chain(node.inputs[0], by_name)
             if chain and all(len(users[name]) == 1 for name in chain) and _scales(node, by_name[chain[-1]], by_name):
                 found.update(chain)
-    return frozenset(found)
+                factors.add(node.name)
+    return Fused(frozenset(found), frozenset(factors))
 
 
 def _softmax(node: Node, by_name: Mapping[str, Node]) -> list[str]:
