@@ -142,6 +142,23 @@ def advice(cause: Cause, kind: str) -> str:
     return UNDERFLOW_ADVICE if kind == "underflow" else ADVICE.get(cause, "")
 
 
+def spot(culprit: Culprit) -> str:
+    """Where inside its block a culprit sits: ": MUL (op 7) in enc.b3.norm, model.py:41"; empty when it is not known."""
+    op = next((o for o in culprit.ops if o.index == culprit.op), None)
+    parts = []
+    if len(set(culprit.region)) > 1:
+        parts.append(f"ops {culprit.region[0]} to {culprit.region[-1]} together")
+    elif op is not None:
+        parts.append(f"{op.type} (op {op.index})")
+    elif culprit.operator:
+        parts.append(culprit.operator)
+    if culprit.module and culprit.module != culprit.block and parts:
+        parts[-1] += f" in {culprit.module}"
+    if culprit.source:
+        parts.append(culprit.source)
+    return f": {', '.join(parts)}" if parts else ""
+
+
 _SAYS = {
     Cause.OVERFLOW: "leaves fp16's range",
     Cause.PRECISION_LOSS: "loses digits that fp16 does not have",
@@ -177,16 +194,14 @@ def summarise(
     says = _SAYS.get(first.cause, str(first.cause))
     if first.kind == "underflow":
         says = "falls below fp16's range"
-    sentences = [f"{where}, {name} {says}."]
-    sentences += list(first.evidence[:2])
+    sentences = [f"{where}, {name} {says}{spot(first)}.", *first.evidence[:1]]
     if len(culprits) > 1:
         rest = ", ".join(
             f"{c.block} ({c.cause}{', hidden until the ones before it are healed' if c.hidden else ''})"
             for c in culprits[1:6]
         )
         sentences.append(f"Also: {rest}{' and more' if len(culprits) > 6 else ''}.")
-    if healed:
-        sentences.append(healed)
+    sentences += [said for said in (*first.proof[:1], healed)[:1] if said]
     return Verdict(first.cause, True, " ".join(sentences), first.advice)
 
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from bisect_litert.record import Cause, Mark, RunRecord
+from bisect_litert.record import Cause, Culprit, Mark, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import block_lines
 from bisect_litert.reports.names import cut_line
@@ -151,8 +151,18 @@ def _verdict(record: RunRecord, printer: _Printer) -> None:
         if culprit.hidden:
             name.append("  (shows once the culprits before it are healed)", "dim")
         printer.labelled(f"Culprit {number}" if len(record.culprits) > 1 else "Culprit", name)
-        for sentence in culprit.evidence:
-            printer.labelled("", sentence, bullet="· ")
+        place = _place(culprit)
+        if place:
+            printer.labelled("", place)
+        for row in culprit.code.splitlines():
+            printer.line(Text(" " * LABEL_WIDTH + row, "" if row.startswith(">") else "dim"))
+        for sentence in (*culprit.evidence, *culprit.proof):
+            if sentence not in verdict.summary:
+                printer.labelled("", sentence, bullet="· ")
+        if culprit.confidence:
+            printer.labelled("", f"Confidence {culprit.confidence}: {culprit.confidence_reason}", bullet="· ")
+        if culprit.upstream:
+            printer.labelled("", f"Known upstream: {culprit.upstream}", bullet="· ")
         if culprit.advice and culprit.advice != verdict.next_step:
             printer.labelled("", culprit.advice, bullet="→ ")
     if verdict.notes:
@@ -162,6 +172,16 @@ def _verdict(record: RunRecord, printer: _Printer) -> None:
     if verdict.next_step:
         printer.blank()
         printer.labelled("Next", Text(verdict.next_step, "bold"))
+
+
+def _place(culprit: Culprit) -> str:
+    """The op, the module that owns it, and the line: "SQUARED_DIFFERENCE (op 192) in blocks.3.norm, model.py:41"."""
+    op = next((o for o in culprit.ops if o.index == culprit.op), None)
+    first = f"{op.type} (op {op.index})" if op else culprit.operator
+    if len(set(culprit.region)) > 1:
+        first = f"ops {culprit.region[0]} to {culprit.region[-1]} together"
+    where = f" in {culprit.module}" if culprit.module else ""
+    return ", ".join(part for part in (f"{first}{where}".strip(), culprit.source) if part)
 
 
 def _whereabouts(record: RunRecord, printer: _Printer, folder: Path | None, model: str) -> None:

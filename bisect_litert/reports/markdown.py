@@ -70,7 +70,17 @@ def _culprits(record: RunRecord) -> Iterator[str]:
         hidden = "; shows once the culprits before it are healed" if culprit.hidden else ""
         yield ""
         yield f"{number}. {_code(culprit.block)}{what}: **{cause_words(culprit.cause, culprit.kind)}**{hidden}"
-        yield from (f"   - {_text(sentence)}" for sentence in culprit.evidence)
+        op = next((o for o in culprit.ops if o.index == culprit.op), None)
+        spot = [f"{op.type} (op {op.index})" if op else culprit.operator, culprit.module, culprit.source]
+        if any(spot):
+            yield "   - At " + ", ".join(_code(word) for word in spot if word)
+        if culprit.code:
+            yield from ("", "     ```python", *(f"     {row}" for row in culprit.code.splitlines()), "     ```", "")
+        yield from (f"   - {_text(sentence)}" for sentence in (*culprit.evidence, *culprit.proof))
+        if culprit.confidence:
+            yield f"   - Confidence **{culprit.confidence}**: {_text(culprit.confidence_reason)}"
+        if culprit.upstream:
+            yield f"   - Known upstream: {_text(culprit.upstream)}"
         if culprit.advice:
             yield f"   - Try: {_text(culprit.advice)}"
 

@@ -45,9 +45,9 @@ class BlockView(Vertical):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n,right", "step(1)", "Next block", key_display="n"),
+        Binding("n,right", "step(1)", "Next", key_display="n"),
         Binding("p,left", "step(-1)", "Previous", key_display="p"),
-        Binding("v", "next_tap", "Next tensor"),
+        Binding("v", "next_tap", "Tensor"),
     ]
 
     class Stepped(Message):
@@ -79,7 +79,7 @@ class BlockView(Vertical):
         yield Static(id="block-headline", classes="headline")
         with VerticalScroll(id="block-scroll", classes="scroller"), Horizontal(classes="columns"):
             with Vertical():
-                for name in ("statistics", "patterns", "worst", "numbers"):
+                for name in ("patterns", "statistics", "worst", "numbers"):
                     yield self._panel(name)
             with Vertical():
                 for name in ("histogram", "axes", "heat"):

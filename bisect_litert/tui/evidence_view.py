@@ -95,11 +95,11 @@ def _culprits(record: RunRecord, colours: Colours) -> Group:
         parts.append(head)
         rows: list[tuple[str, str, str | Text]] = []
         if culprit.source or culprit.module:
-            where = Text(formats.clean(culprit.source), colours.accent)
+            where = Text.assemble((formats.clean(culprit.source), colours.accent))
             where.append(f"{' in ' if culprit.source else ''}{formats.clean(culprit.module)}" if culprit.module else "")
             rows.append(("@", colours.accent, where))
         if culprit.confidence:
-            word = Text(f"{culprit.confidence} confidence", f"bold {colours.accent}")
+            word = Text.assemble((f"{culprit.confidence} confidence", f"bold {colours.accent}"))
             word.append(f": {formats.clean(culprit.confidence_reason)}" if culprit.confidence_reason else "", "")
             rows.append(("≈", colours.accent, word))
         rows += [("·", colours.faint, formats.clean(sentence)) for sentence in culprit.evidence]

@@ -21,8 +21,8 @@ from bisect_litert.reports.outcome import cause_words
 from bisect_litert.tui.colours import Colours, colours_of
 
 FP16_MAX = 65504.0
-BAR = 16
-"""Cells of a range bar, which spans LOW to HIGH on a log scale."""
+BAR, SHORT_BAR = 16, 9
+"""Cells of a range bar, which spans LOW to HIGH on a log scale, in wide and in narrow terminals."""
 LOW, HIGH = -4.0, 8.0
 
 
@@ -34,9 +34,9 @@ class OpsView(Vertical):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "step(1)", "Next culprit"),
+        Binding("n", "step(1)", "Next"),
         Binding("p", "step(-1)", "Previous"),
-        Binding("g", "guilty", "Guilty op"),
+        Binding("g", "guilty", "Guilty"),
     ]
 
     class Stepped(Message):
@@ -106,19 +106,15 @@ class OpsView(Vertical):
         if not culprit.ops:
             self._no_ops(culprit)
             return
-        for title in (
-            "op",
-            "type",
-            "local",
-            f"|ref| peak 1e{LOW:.0f} to 1e{HIGH:.0f}, ┊ 65504",
-            "adds",
-            "line",
-            "module",
-        ):
-            table.add_column(title, key=title)
+        adds = any(not isnan(op.contribution) for op in culprit.ops)
+        bar = BAR if self.app.size.width >= 100 else SHORT_BAR
+        titles = ["op", "type", "local", "largest ┊65504", *(["adds"] if adds else []), "line", "module"]
+        for title in titles:
+            table.add_column(Text(title, justify="right" if title in ("local", "adds") else "left"), key=title)
         for op in culprit.ops:
-            table.add_row(*op_cells(op, culprit, colours), key=str(op.index))
-        self.action_guilty()
+            table.add_row(*op_cells(op, culprit, colours, bar, adds), key=str(op.index))
+        # Only once the details below have taken their room is it known which rows are in view.
+        self.call_after_refresh(self.action_guilty)
         self._detail(culprit.ops[table.cursor_row] if table.cursor_row < len(culprit.ops) else culprit.ops[0])
 
     def _no_ops(self, culprit: Culprit) -> None:
@@ -137,26 +133,30 @@ class OpsView(Vertical):
     def _detail(self, op: OpResult) -> None:
         assert self._culprit is not None
         culprit, colours = self._culprit, colours_of(self.app)
-        panel, text = self.query_one("#ops-source", Static), Text()
+        panel, text = self.query_one("#ops-source", Static), Text(no_wrap=True, overflow="ellipsis")
         panel.border_title = f"op {op.index} {formats.clean(op.type)}"
         shapes = ", ".join(map(formats.shape, op.inputs)) or "nothing"
-        text.append(f"{shapes} → {formats.shape(op.shape)}", "")
-        text.append(f"   writes {formats.clean(shorten(op.tensor, 60))}\n", colours.faint)
+        text.append(shorten(f"{shapes} → {formats.shape(op.shape)}", 70), "")
+        room = self.app.size.width - text.cell_len - 14
+        text.append(f"   writes {formats.clean(shorten(op.tensor, room))}\n" if room > 16 else "\n", colours.faint)
         if op.local is not None:
             text.append(
-                f"at its own operands off by {formats.number(op.local.relative_l2)}"
-                f", {op.local.new_nonfinite} newly not finite, {op.local.new_zeros} newly zero"
+                f"at its own operands {formats.number(op.local.relative_l2)} off"
+                f", {op.local.new_nonfinite} not finite, {op.local.new_zeros} zero"
             )
         else:
             text.append("it was not read", colours.faint)
-        text.append(f"   |ref| peaks at {formats.number(op.reference_peak)}")
+        text.append("; largest |value| ").append_text(_against_limit(op.reference_peak, colours))
         if op.accumulated:
-            text.append(f", sums up to {formats.number(op.accumulated)} inside")
-        if op.reference_peak > FP16_MAX or op.accumulated > FP16_MAX:
-            text.append(f" > {FP16_MAX:.0f}", f"bold {colours.bad}")
+            text.append(", adds up to ").append_text(_against_limit(op.accumulated, colours))
         text.append("\n")
         text.append_text(source_lines(op, culprit, colours))
         panel.update(text)
+
+
+def _against_limit(value: float, colours: Colours) -> Text:
+    over = value > FP16_MAX
+    return Text(f"{formats.number(value)}{' > 65504' if over else ''}", f"bold {colours.bad}" if over else "")
 
 
 def _where(culprit: Culprit, colours: Colours) -> Text:
@@ -182,52 +182,50 @@ def is_guilty(op: OpResult, culprit: Culprit) -> bool:
     return op.index == culprit.op or (culprit.op < 0 and op.mark is Mark.CULPRIT)
 
 
-def op_cells(op: OpResult, culprit: Culprit, colours: Colours) -> Sequence[Text]:
-    """Returns an op's row."""
+def op_cells(op: OpResult, culprit: Culprit, colours: Colours, bar: int, adds: bool) -> Sequence[Text]:
+    """Returns an op's row, with a range bar of `bar` cells, and with its contribution if `adds`."""
     guilty = is_guilty(op, culprit)
     style = f"bold {colours.bad}" if guilty else ""
     local = "-" if op.local is None else formats.number(op.local.relative_l2)
     if op.local is not None and op.local.new_nonfinite:
         local = f"{formats.count(op.local.new_nonfinite)} n-fin"
-    source = formats.clean(op.source.rpartition("/")[2] or "-")
+    source = shorten(formats.clean(op.source.rpartition("/")[2] or "-"), 20 if bar == SHORT_BAR else 40)
     return (
         Text(f"{'✗' if guilty else formats.SYMBOLS[op.mark]} {op.index}", style or colours.of(op.mark)),
         Text(formats.clean(op.type), style),
         Text(local, style, justify="right"),
-        range_bar(max(op.reference_peak, op.accumulated), colours),
-        Text("-" if isnan(op.contribution) else formats.number(op.contribution), justify="right"),
+        range_bar(op.reference_peak, colours, bar),
+        *([Text("-" if isnan(op.contribution) else formats.number(op.contribution), justify="right")] if adds else []),
         Text(source, colours.accent if source != "-" else colours.faint),
         Text(formats.clean(shorten(op.module, 28)) or "-", colours.faint),
     )
 
 
-def range_bar(peak: float, colours: Colours) -> Text:
+def range_bar(peak: float, colours: Colours, cells: int = BAR) -> Text:
     """Returns a bar as long as a magnitude is large, with fp16's largest number marked, and the number."""
-    limit = round((log10(FP16_MAX) - LOW) / (HIGH - LOW) * BAR)
+    limit = round((log10(FP16_MAX) - LOW) / (HIGH - LOW) * cells)
     if isnan(peak):
         return Text("-", colours.faint)
     share = 1.0 if not isfinite(peak) else (log10(max(peak, 1e-30)) - LOW) / (HIGH - LOW)
-    filled = max(0, min(BAR, round(share * BAR)))
+    filled = max(0, min(cells, round(share * cells)))
     over = peak > FP16_MAX
     # Rounding must not let what is inside look outside, nor the other way round.
     filled = max(filled, limit + 1) if over else min(filled, limit)
     text = Text(no_wrap=True)
-    for cell in range(BAR):
+    for cell in range(cells):
         if cell == limit:
             text.append("┃" if cell < filled else "┊", colours.bad if over else colours.warn)
         elif cell < filled:
             text.append("█" if cell > limit else "▬", colours.bad if cell > limit else colours.text)
         else:
             text.append("·", colours.faint)
-    text.append(f" {formats.number(peak):>6}", f"bold {colours.bad}" if over else "")
-    return text.append(" !" if over else "", colours.bad)
+    return text.append(f" {formats.number(peak):>6}{'!' if over else ''}", f"bold {colours.bad}" if over else "")
 
 
 def source_lines(op: OpResult, culprit: Culprit, colours: Colours) -> Text:
     """Returns the source around an op's line: the culprit's excerpt where it shows that line, else the line."""
     text = Text()
     if culprit.code and (is_guilty(op, culprit) or op.source in ("", culprit.source)):
-        text.append(f"{formats.clean(culprit.source)}\n", colours.accent)
         for line in formats.clean(culprit.code).splitlines():
             marked = line.startswith(">")
             text.append(line + "\n", f"bold {colours.bad} on {colours.band}" if marked else "")

@@ -19,7 +19,6 @@ from bisect_litert.tui.block_table import BlockTable
 from bisect_litert.tui.colours import colours_of
 from bisect_litert.tui.divergence_plot import ZOOM, DivergencePlot, readout
 
-
 TALL = 32
 """Rows from which there is room for the whole summary."""
 MOST_LINES, FEWEST_LINES = 9, 2

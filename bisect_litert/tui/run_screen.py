@@ -45,8 +45,9 @@ class RunScreen(Screen[None]):
         Binding("y", "copy", "Copy"),
         Binding("Y", "copy_summary", "Copy summary", show=False),
         Binding("s", "save", "Save"),
-        Binding("o", "folder", "Folder"),
+        Binding("o", "folder", "Files"),
         Binding("escape", "back", "Back", show=False),
+        Binding("ctrl+p", "app.command_palette", "Palette", show=False),
     ]
 
     def __init__(
@@ -78,7 +79,7 @@ class RunScreen(Screen[None]):
                 yield CompareView(self.record, self.folder, self._other, self._other_folder)
             with TabPane("6 Tolerances", id="tolerances"):
                 yield TolerancesView(self.record)
-        yield Footer(compact=True)
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         """Puts the keys where they are wanted first."""
