@@ -185,7 +185,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 def print_summary(every_row: Sequence[Mapping[str, Any]], every_model: Sequence[Mapping[str, Any]]) -> None:
     """Prints median, 99th percentile and maximum of every quantity, over what ran on the GPU and makes no jumps."""
     models = [m for m in every_model if not set(m["blocks"]) & set(JUMPS)]
-    rows = [r for r in every_row if r["residency"] not in ("cpu", "mixed") and not set(r["chain"]) & set(JUMPS)]
+    rows = [r for r in every_row if r["residency"] not in ("cpu", "mixed") and r["kind"] not in JUMPS]
     print(f"\n{len(rows)} block calls of {len({r['kind'] for r in rows})} kinds in {len(models)} models\n")
     print("| quantity | median | 99% | maximum | of | where |")
     print("| --- | ---: | ---: | ---: | ---: | --- |")
