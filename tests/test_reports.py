@@ -406,3 +406,10 @@ def test_finished_stages_stay_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     lines = [line.rstrip() for line in drawn(terminal=True).splitlines()]
     assert "✓ convert               3.1 s  74 ops" in lines
     assert "✓ run gpu           1 min 15 s" in lines
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.44, "0.4 s"), (12.2, "12 s"), (125.0, "2 min 05 s"), (float("nan"), "-")]
+)
+def test_durations_also_of_runs_that_never_ended(value: float, words: str) -> None:
+    assert formats.seconds(value) == words

@@ -81,7 +81,9 @@ def input_line(info: InputInfo) -> str:
 
 
 def seconds(value: float) -> str:
-    """Returns a duration: "0.4 s", "12 s", "2 min 05 s"."""
+    """Returns a duration: "0.4 s", "12 s", "2 min 05 s"; "-" for nan, what a run that crashed or hung took."""
+    if isnan(value):
+        return "-"
     if value < 10:
         return f"{value:.1f} s"
     whole = round(value)
