@@ -88,7 +88,7 @@ class CompareView(Vertical):
         table, head = self.query_one("#compare-table", DataTable), self.query_one("#compare-headline", Static)
         base = self._folder.resolve().parent if self._folder else Path()
         mine = self._folder.resolve() if self._folder else None
-        self._choices = [line for line in find_runs(base) if line.folder.resolve() != mine]
+        self._choices = [line for line in find_runs(base) if line.folder.resolve() != mine and not line.trouble]
         table.clear(columns=True)
         self.query_one("#compare-rest").display = False
         table.display = bool(self._choices)

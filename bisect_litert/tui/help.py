@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -60,21 +61,15 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """Lays out the text."""
-        text = Text()
-        for title, keys in KEYS:
-            text.append(f"{title}\n", "bold")
-            for key, meaning in keys:
-                text.append_text(_row(key, meaning))
-            text.append("\n")
-        text.append("Words\n", "bold")
-        for word, meaning in WORDS:
-            text.append_text(_row(word, meaning))
-        text.rstrip()
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column()
+        for title, rows in (*KEYS, ("Words", WORDS)):
+            grid.add_row(Text(title, "bold underline"), "")
+            for head, meaning in rows:
+                grid.add_row(Text(head, "bold"), Text(meaning))
+            grid.add_row("", "")
         with VerticalScroll(classes="dialog") as dialog:
             dialog.border_title = "Keys and words"
             dialog.border_subtitle = "escape closes"
-            yield Static(text)
-
-
-def _row(head: str, meaning: str) -> Text:
-    return Text.assemble((f"  {head:<11} ", "bold"), meaning, "\n")
+            yield Static(grid)

@@ -41,7 +41,7 @@ class PickerScreen(Screen[None]):
         """Lays out title and table."""
         yield Static(id="picker-title")
         yield DataTable[Text](id="runs", cursor_type="row", zebra_stripes=True)
-        yield Footer(compact=True)
+        yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         """Lists the runs."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from bisect_litert.record import RUN_FILE, SCHEMA_VERSION
 
 RUN_GLOB = "bisect-run-*"
+_WHEN = "%Y-%m-%d %H:%M"
 MOST = 200
 """Newest runs listed."""
 
@@ -34,11 +35,11 @@ def find_runs(base: Path) -> list[RunLine]:
         folders.sort(key=lambda path: (path / RUN_FILE).stat().st_mtime, reverse=True)
     except OSError:
         return []
-    return [_line(path) for path in folders[:MOST]]
+    return sorted(map(_line, folders[:MOST]), key=lambda line: line.when, reverse=True)
 
 
 def _line(folder: Path) -> RunLine:
-    when = datetime.fromtimestamp((folder / RUN_FILE).stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+    when = datetime.fromtimestamp((folder / RUN_FILE).stat().st_mtime).strftime(_WHEN)
     try:
         # Plain JSON: turning hundreds of blocks into objects, for each of many runs, would take seconds.
         data = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
@@ -49,6 +50,7 @@ def _line(folder: Path) -> RunLine:
         verdict += f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
         symbol = "✗ " if data["verdict"]["diverged"] else ("✓ " if data["verdict"]["cause"] == "none" else "! ")
         seconds = float(data["seconds"])
+        when = datetime.fromisoformat(data["started"].replace("Z", "+00:00")).astimezone().strftime(_WHEN)
         return RunLine(folder, when, str(data["model"]), symbol + verdict, str(data["target"]), seconds)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunLine(folder, when, "", "", "", 0.0, "run.json is damaged")
