@@ -108,12 +108,20 @@ _AT_LEAST_1 = click.FloatRange(min=1)
 )
 @click.option("--output-limit", metavar="X", type=_POSITIVE, default=1e-2, help="Error of an output.  [default: 0.01]")
 @click.option("--no-gpu", is_flag=True, help="Judge the emulated fp16 run, GPU or not.")
+@click.option("--predict", is_flag=True, help="Say which block will overflow, from torch alone, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
 @click.option("--view", "then_view", is_flag=True, help="Open the terminal UI when the run ends.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Every block; progress without a terminal too.")
 def run(
-    model: str, out: Path | None, as_json: bool, then_view: bool, quiet: bool, verbose: bool, **options: Any
+    model: str,
+    out: Path | None,
+    predict: bool,
+    as_json: bool,
+    then_view: bool,
+    quiet: bool,
+    verbose: bool,
+    **options: Any,
 ) -> ExitCode:
     """Bisect MODEL: convert it, run it on the GPU, and name the first block that goes wrong."""
     from bisect_litert import run_folder
@@ -123,6 +131,8 @@ def run(
     from bisect_litert.reports.progress import ProgressDrawer
     from bisect_litert.request import BisectRequest, Interrupted
 
+    if predict and then_view:
+        raise click.UsageError("--view opens a run, and --predict makes none.")
     if then_view:
         from bisect_litert.tui import check_terminal
 
@@ -132,6 +142,15 @@ def run(
     request = BisectRequest(model=model, out=folder, **options)
     form = "json" if as_json else "text"
     interrupted = False
+    if predict:
+        with ProgressDrawer(_console(stderr=True), quiet=quiet, verbose=verbose) as on_progress:
+            from bisect_litert.predicting import run_prediction
+
+            record = run_prediction(request, on_progress)
+        if out is not None:
+            record.save(run_folder.create(out, run_folder.label_of(model), options["force"]))
+        _print_record(record, form, None, verbose, model)
+        return exit_code(record)
     try:
         with ProgressDrawer(_console(stderr=True), quiet=quiet, verbose=verbose) as on_progress:
             from bisect_litert.bisection import run_bisection
@@ -295,12 +314,18 @@ def _kept(folder: Path) -> str:
 
 
 def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bool, model: str = "") -> None:
+    from bisect_litert.reports.outcome import PREDICTED
+
     if form == "json":
         _emit(record.to_json())
     elif form == "md":
         from bisect_litert.reports import markdown
 
         _emit(markdown.render(record))
+    elif record.target == PREDICTED:
+        from bisect_litert.reports import prediction
+
+        _emit(_rendered(lambda console: prediction.render(record, console, verbose=verbose)))
     else:
         from bisect_litert.reports import console as text
 

@@ -58,6 +58,8 @@ class BlockPrediction:
     """"overflow" or "underflow" when it leaves the range, else empty."""
     origin: Node | None = None
     """The first operator whose result, held in fp16, puts the block's output far off."""
+    origin_peak: float = nan
+    """Largest |value| of that operator's result in fp32; nan without one."""
     after: str = ""
     """Name of the block before it that has the same cause: it hands on values beyond fp16's range, or reads the same
     faulty operator, which lies outside both. Else empty."""
@@ -140,6 +142,7 @@ class _Predictor:
                     leaves_range=is_off(*errors) and after == name,
                     kind=kind,
                     origin=origin,
+                    origin_peak=extremes[origin.name].peak.value if origin and origin.name in extremes else nan,
                     after=after if after != name else "",
                 )
             )

@@ -161,6 +161,31 @@ class RunErrors:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeInfo:
+    """What fp16's range means to one block, from torch alone (docs/prediction.md); each place is "op, model.py:41"."""
+
+    peak: float
+    """Largest finite |value| of its operators' results."""
+    peak_at: str
+    headroom: float
+    """65504 / peak."""
+    largest_sum: float
+    """Largest sum of magnitudes that one operator adds up; 0 when nothing is summed."""
+    sum_at: str
+    largest_squares: float
+    """The same for sums of squares."""
+    squares_at: str
+    smallest: float
+    """Smallest |value| above 0 that fp16 holds as 0; nan when there is none."""
+    smallest_at: str
+    half: float
+    """Relative L2 error of its outputs with every result rounded to fp16; inf when they are not finite."""
+    significand: float
+    """The same with fp16's 11 significant bits and no end of the range."""
+    leaves_range: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BlockResult:
     """One call of one block, in execution order."""
 
@@ -187,6 +212,8 @@ class BlockResult:
     amplification: float
     """Cumulative error after the block / largest cumulative error of its inputs (or half an fp16 unit); nan if
     unknown."""
+    ranges: RangeInfo | None = None
+    """What fp16's range means to it, from torch alone; None when it was not predicted."""
 
     @property
     def reference_peak(self) -> float:

@@ -59,7 +59,7 @@ def build_record(known: Findings) -> RunRecord:
         blocks=tuple(blocks),
         outputs=tuple(_outputs(known)),
         runs=tuple(runs),
-        inputs=tuple(_inputs(known.loaded)),
+        inputs=tuple(describe_inputs(known.loaded)),
         placement=where,
         environment=environment.describe(),
         settings=known.settings,
@@ -99,7 +99,8 @@ def _notes(known: Findings, where: Placement) -> list[str]:
     return notes + found.notes
 
 
-def _inputs(loaded: LoadedModel) -> list[InputInfo]:
+def describe_inputs(loaded: LoadedModel) -> list[InputInfo]:
+    """Returns name, shape and range of every input tensor."""
     from bisect_litert.structure import leaves
 
     found = []

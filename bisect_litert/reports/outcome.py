@@ -6,6 +6,7 @@ from bisect_litert.errors import ExitCode
 from bisect_litert.record import BlockResult, Cause, Comparison, RunName, RunRecord
 
 EMULATED = "emulated fp16, no GPU"
+PREDICTED = "predicted from torch, no GPU"
 
 _NOT_TESTED = (Cause.CANNOT_TEST, Cause.CPU_FALLBACK, Cause.REFERENCE)
 

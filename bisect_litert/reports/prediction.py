@@ -1,0 +1,104 @@
+"""What `--predict` found, on a terminal: one line a block with its room in fp16's range, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isnan
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from bisect_litert.record import BlockResult, Mark, RangeInfo, RunRecord
+from bisect_litert.reports import formats
+from bisect_litert.reports.block_table import fold
+from bisect_litert.reports.names import cut_line, shorten_all
+from bisect_litert.reports.outcome import headline
+
+_HEADS = ("peak", "headroom", "sum", "squares")
+_MARKS = {Mark.CULPRIT: ("leaves the range", "bold red"), Mark.AFTER: ("after a culprit", "dim")}
+_NAME = 32
+
+
+def render(record: RunRecord, console: Console, *, verbose: bool = False) -> None:
+    """Prints a predicted record.
+
+    Args:
+        record: Made by `--predict`.
+        console: Where to.
+        verbose: One line for every block.
+    """
+    _line(console, Text.assemble(("bisect-litert", "bold"), f"  {record.model}  ", (f"({record.target})", "yellow")))
+    console.print()
+    for text in _table(record, verbose):
+        _line(console, text)
+    console.print()
+    style = "bold red" if record.verdict.diverged else "bold green"
+    _line(console, Text.assemble(("Predicted: ", "dim"), (headline(record), style)))
+    _paragraph(console, record.verdict.summary)
+    for culprit in record.culprits:
+        console.print()
+        where = ", ".join(part for part in (culprit.operator, culprit.module and f"in {culprit.module}") if part)
+        _line(console, Text.assemble((culprit.block, "bold"), f"  {where}  {culprit.source}"))
+        for row in culprit.code.splitlines():
+            _line(console, Text(f"  {row}", "" if row.startswith(">") else "dim"))
+        for sentence in culprit.evidence:
+            _paragraph(console, sentence)
+        if culprit.advice:
+            _paragraph(console, f"Try: {culprit.advice}")
+    for note in record.verdict.notes:
+        console.print()
+        _paragraph(console, f"Note: {note}")
+    if not record.verdict.diverged:
+        console.print()
+        _paragraph(console, record.verdict.next_step)
+
+
+def _table(record: RunRecord, verbose: bool) -> Iterator[Text]:
+    names = shorten_all([block.name for block in record.blocks], _NAME)
+    short = dict(zip((block.order for block in record.blocks), names, strict=True))
+    width = max([len("block"), *map(len, names)])
+    yield Text("  ".join([f"{'block':<{width}}", *(f"{head:>8}" for head in _HEADS), "mark"]), "dim")
+    for stretch in fold(record.blocks, verbose=verbose):
+        if len(stretch) > 1:
+            least = min((b.ranges.headroom for b in stretch if b.ranges), default=0.0)
+            yield Text(f"… {len(stretch)} blocks, headroom {formats.number(least)} or more", "dim italic")
+            continue
+        (block,) = stretch
+        mark, style = _mark(block)
+        cells = [f"{cell:>8}" for cell in _cells(block.ranges)]
+        yield Text("  ".join([f"{short[block.order]:<{width}}", *cells, mark]), style)
+
+
+def _cells(ranges: RangeInfo | None) -> tuple[str, ...]:
+    if ranges is None or not ranges.peak:
+        return ("-",) * len(_HEADS)
+    sums = (ranges.largest_sum, ranges.largest_squares)
+    return (
+        formats.number(ranges.peak),
+        formats.number(ranges.headroom),
+        *(formats.number(value) if value else "-" for value in sums),
+    )
+
+
+def _mark(block: BlockResult) -> tuple[str, str]:
+    if block.mark in _MARKS:
+        return _MARKS[block.mark]
+    ranges = block.ranges
+    if ranges is None:
+        return "", ""
+    if ranges.headroom < 1:
+        return "passes 65504, output in line", "yellow"
+    if not isnan(ranges.smallest) and ranges.half > 10 * ranges.significand:
+        return "small values lost", "yellow"
+    return "ok", ""
+
+
+def _line(console: Console, text: Text) -> None:
+    ascii_only = console.options.ascii_only
+    text.plain = formats.clean(text.plain, ascii_only)
+    console.print(cut_line(text, console.width, ascii_only), soft_wrap=True)
+
+
+def _paragraph(console: Console, text: str) -> None:
+    console.print(Padding(Text(formats.clean(text, console.options.ascii_only)), (0, 0, 0, 2)))
