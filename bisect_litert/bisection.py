@@ -285,6 +285,7 @@ class _Bisection:
             {k: v.shape for k, v in truth.outputs.items()},
             tapped.tame,
             lambda job: self.tell(Progress(f"run {job}", state="info")),
+            self.request.tap_memory,
         )
         with self._stage("run cpu, fp16"):
             cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])

@@ -98,6 +98,9 @@ _AT_LEAST_1 = click.FloatRange(min=1)
 @click.option(
     "--time-limit", metavar="S", type=_POSITIVE, default=300, help="Seconds a GPU run may take. [default: 300]"
 )
+@click.option(
+    "--tap-memory", metavar="MB", type=_AT_LEAST_1, default=1024, help="Taps one run may return.  [default: 1024]"
+)
 @click.option("--strict", is_flag=True, help="Let refused ops count as a divergence.")
 @click.option(
     "--ratio-limit",
@@ -119,6 +122,7 @@ def run(
     predict: bool,
     as_json: bool,
     then_view: bool,
+    tap_memory: float,
     quiet: bool,
     verbose: bool,
     **options: Any,
@@ -139,7 +143,7 @@ def run(
         check_terminal()  # before minutes of work, not after
     folder = run_folder.plan(out, run_folder.label_of(model))
     run_folder.check(folder, options["force"])
-    request = BisectRequest(model=model, out=folder, **options)
+    request = BisectRequest(model=model, out=folder, tap_memory=int(tap_memory * 2**20), **options)
     form = "json" if as_json else "text"
     interrupted = False
     if predict:
@@ -318,14 +322,17 @@ def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bo
 
     if form == "json":
         _emit(record.to_json())
+    elif record.target == PREDICTED:
+        from bisect_litert.reports import prediction
+
+        if form == "md":
+            _emit(prediction.markdown(record))
+        else:
+            _emit(_rendered(lambda console: prediction.render(record, console, verbose=verbose)))
     elif form == "md":
         from bisect_litert.reports import markdown
 
         _emit(markdown.render(record))
-    elif record.target == PREDICTED:
-        from bisect_litert.reports import prediction
-
-        _emit(_rendered(lambda console: prediction.render(record, console, verbose=verbose)))
     else:
         from bisect_litert.reports import console as text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +15,8 @@ from bisect_litert.jobs import Job, JobResult
 from bisect_litert.readings import Tap, Values
 from bisect_litert.runners import Runner
 
+TAP_MEMORY = 1 << 30
+"""Default budget for the taps of one run, bytes."""
 CPU, HALF, ROUNDING, GPU, GPU_FP32 = "cpu", "fp16", "rounding", "gpu", "gpu-fp32"
 ACCELERATOR = {CPU: "cpu", HALF: "cpu", ROUNDING: "cpu", GPU: "gpu", GPU_FP32: "gpu"}
 
@@ -42,7 +44,8 @@ class Evaluator:
         taps: The taps to read back.
         output_shapes: PyTorch's shape of each model output, by label.
         tame: Tensors that hold nothing infinite, NaN or huge on the CPU.
-        on_job: Called when a job starts, with its name.
+        on_job: Called when a job has ended, with its name.
+        tap_memory: Bytes of taps that one run may return; more are taken in several runs.
     """
 
     def __init__(
@@ -54,9 +57,11 @@ class Evaluator:
         output_shapes: Mapping[str, tuple[int, ...]],
         tame: frozenset[int],
         on_job: Callable[[str], None],
+        tap_memory: int = TAP_MEMORY,
     ) -> None:
         self._runner, self._folder, self._inputs = runner, folder, inputs
         self._taps, self._shapes, self._tame, self._on_job = tuple(taps), output_shapes, tame, on_job
+        self._tap_memory = tap_memory
         self._files = 0
         self.results: list[JobResult] = []
 
@@ -65,9 +70,20 @@ class Evaluator:
     ) -> dict[str, JobResult]:
         """Runs the graph in each of the given ways, in one request.
 
+        Taps that exceed the memory budget are spread over several runs of the same graph and put together again; runs
+        repeat, so
+        the split does not show.
+
         Returns:
             Results by kind; a job that failed is a result with a status, never an exception.
         """
+        batches = self._batches(tapped)
+        if len(batches) > 1:
+            parts = [
+                self.run(only(tapped, batch), kinds, f"{suffix}-part{number}", env)
+                for number, batch in enumerate(batches, 1)
+            ]
+            return {kind: merge([part[kind] for part in parts], kind + suffix) for kind in kinds}
         jobs = []
         plain = self._write(tapped.graph)
         for kind in kinds:
@@ -90,6 +106,19 @@ class Evaluator:
         results = self._runner.run(jobs, on_done=self._on_job)
         self.results.extend(results.values())
         return {kind: results[kind + suffix] for kind in kinds}
+
+    def _batches(self, tapped: TappedGraph) -> list[list[int]]:
+        """Taps in runs of at most the budget, in the graph's order; a single larger one runs alone."""
+        batches: list[list[int]] = [[]]
+        room = self._tap_memory
+        for t in sorted(tapped.names):
+            size = 4 * tapped.graph.tensors[t].size
+            if batches[-1] and size > room:
+                batches.append([])
+                room = self._tap_memory
+            batches[-1].append(t)
+            room -= size
+        return batches
 
     def all_tensors(
         self, graph: Graph, name: str, feeds: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -120,6 +149,33 @@ class Evaluator:
                 outputs[label] = np.asarray(result.outputs[name]).reshape(self._shapes[label])
                 unwritten[label] = result.unwritten.get(name, 0)
         return Values(taps, outputs, unwritten)
+
+
+def only(tapped: TappedGraph, tensors: Sequence[int]) -> TappedGraph:
+    """Drops all taps but some; the model's own outputs stay."""
+    names = {t: tapped.names[t] for t in tensors}
+    wanted = set(names.values()) | set(tapped.outputs.values())
+    editor = tapped.graph.edit()
+    ports = tapped.graph.outputs
+    editor.drop_outputs()
+    for port in ports:
+        if port.name in wanted:
+            editor.add_output(port.name, port.tensor)
+    editor.prune()
+    return TappedGraph(editor.graph(), names, tapped.outputs, tapped.feeds)
+
+
+def merge(parts: Sequence[JobResult], name: str) -> JobResult:
+    """Puts the taps of several runs of one graph together; the first run that failed stands for all."""
+    failed = next((part for part in parts if not part.ok), None)
+    if failed is not None:
+        return replace(failed, id=name)
+    outputs: dict[str, np.ndarray] = {}
+    unwritten: dict[str, int] = {}
+    for part in reversed(parts):
+        outputs.update(part.outputs)
+        unwritten.update(part.unwritten)
+    return replace(parts[0], id=name, outputs=outputs, unwritten=unwritten, seconds=sum(p.seconds for p in parts))
 
 
 def tap_graph(graph: Graph, tensors: Sequence[int], outputs: Mapping[str, str], *, copies: bool = True) -> TappedGraph:

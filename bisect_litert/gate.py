@@ -13,8 +13,7 @@ import numpy as np
 
 from bisect_litert import placement
 from bisect_litert.aliasing import operand_in_place_of
-from bisect_litert.evaluation import GPU, Evaluator, TappedGraph, tap_graph
-from bisect_litert.graph import Graph
+from bisect_litert.evaluation import GPU, Evaluator, TappedGraph, merge, only, tap_graph
 from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import Forward, Values
@@ -166,42 +165,20 @@ def same_outputs(bare: Values, seen: Values, truth: Forward) -> bool:
 def _in_batches(evaluator: Evaluator, graph: TappedGraph, results: list[JobResult]) -> JobResult | None:
     """Halves the taps until batches run, and merges what they gave; GPU runs repeat, so batches are as good as one
     run."""
-    merged: JobResult | None = None
-    runs = 0
-    todo = _halves(sorted(graph.names))
+    taken: list[JobResult] = []
+    todo, runs = _halves(sorted(graph.names)), 0
     while todo and runs < MAX_BATCHES:
         batch = todo.pop(0)
         runs += 1
-        part = TappedGraph(_only(graph, batch), {t: graph.names[t] for t in batch}, graph.outputs)
-        result = evaluator.run(part, [GPU], f"-batch{runs}")[GPU]
+        result = evaluator.run(only(graph, batch), [GPU], f"-batch{runs}")[GPU]
         results.append(result)
         if result.ok:
-            merged = (
-                result
-                if merged is None
-                else replace(
-                    merged,
-                    outputs={**result.outputs, **merged.outputs},
-                    unwritten={**result.unwritten, **merged.unwritten},
-                )
-            )
+            taken.append(result)
         elif len(batch) > 1:
             todo[:0] = _halves(batch)
-    return merged
+    return merge(taken, GPU) if taken else None
 
 
 def _halves(batch: list[int]) -> list[list[int]]:
     middle = len(batch) // 2
     return [half for half in (batch[:middle], batch[middle:]) if half]
-
-
-def _only(graph: TappedGraph, tensors: list[int]) -> Graph:
-    wanted = {graph.names[t] for t in tensors} | set(graph.outputs.values())
-    editor = graph.graph.edit()
-    ports = graph.graph.outputs
-    editor.drop_outputs()
-    for port in ports:
-        if port.name in wanted:
-            editor.add_output(port.name, port.tensor)
-    editor.prune()
-    return editor.graph()

@@ -30,6 +30,8 @@ class BisectRequest:
     tap: Literal["auto", "reexport"] = "auto"
     time_limit: float = 300.0
     """Seconds one GPU run may take."""
+    tap_memory: int = 1 << 30
+    """Bytes of taps that one run may return; more are taken in several runs of the same graph."""
     strict: bool = DEFAULTS.strict
     ratio_limit: float = DEFAULTS.ratio_limit
     output_limit: float = DEFAULTS.output_limit
