@@ -82,7 +82,8 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         notes.append(f"Refused by the GPU delegate and run on the CPU: {ops}.")
     notes += [f"The GPU reported: {e}" for e in where.validation_errors[:2]]
     for culprit in found.lost:
-        what = "loses digits" if culprit.cause is Cause.PRECISION_LOSS else "flushes small numbers to zero"
+        what = "loses digits" if culprit.cause is Cause.PRECISION_LOSS else "turns large numbers into infinities"
+        what = "flushes small numbers to zero" if culprit.kind == "underflow" else what
         notes.append(
             f"{culprit.block} {what}, which no output shows: {culprit.evidence[0] if culprit.evidence else ''}"
         )
