@@ -6,10 +6,12 @@ from torch alone.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import logging
 import re
 import warnings
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,9 +87,10 @@ class ExportedModel:
         fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with warnings.catch_warnings(), eager.quiet_stdout(), torch.no_grad():
+            with warnings.catch_warnings(), eager.quiet_stdout(), _quiet_torch(), torch.no_grad():
                 warnings.simplefilter("ignore")
-                program = torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
+                with _lines_of_helpers():
+                    program = torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
                 if decompose:
                     program = program.run_decompositions(decompositions.table())
         except Exception as error:
@@ -239,6 +242,40 @@ class ExportedModel:
         return values
 
 
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Keeps torch from logging its own traceback of an error that we turn into a sentence."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _lines_of_helpers() -> Iterator[None]:
+    """Lets functions that a forward calls keep their lines, where newer torch records those of forwards only.
+
+    Rests on a private method; where a version of torch lacks it, the line is the forward's that made the call.
+    """
+    from torch.fx.proxy import TracerBase
+
+    original = getattr(TracerBase, "_filter_traceback_frames", None)
+    if original is None:
+        yield
+        return
+
+    def keep_all(tracer: Any, frames: Any) -> Any:
+        tracer._record_forward_stack_traces_only = False
+        return original(tracer, frames)
+
+    TracerBase._filter_traceback_frames = keep_all
+    try:
+        yield
+    finally:
+        TracerBase._filter_traceback_frames = original
+
+
 def _describe(node: torch.fx.Node, within: tuple[str, ...], constant: bool) -> Node:
     import torch
 
@@ -271,9 +308,9 @@ def _user_line(trace: str) -> tuple[str, int]:
     """Returns file and line of the deepest frame that is not torch's own; ("", 0) without one."""
     import torch
 
-    own = str(Path(torch.__file__).parent)
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
     frames = [(m["path"], int(m["line"])) for m in _FRAME.finditer(trace)]
-    users = [frame for frame in frames if not frame[0].startswith(own) and not frame[0].startswith("<")]
+    users = [frame for frame in frames if not frame[0].startswith(own)]
     return users[-1] if users else ("", 0)
 
 

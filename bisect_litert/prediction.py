@@ -8,8 +8,8 @@ hide the next.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +61,8 @@ class BlockPrediction:
     origin_peak: float = nan
     """Largest |value| of that operator's result in fp32; nan without one."""
     after: str = ""
-    """Name of the block before it that has the same cause: it hands on values beyond fp16's range, or reads the same
-    faulty operator, which lies outside both. Else empty."""
+    """Name of the block that answers for it: one before it that hands on values beyond fp16's range, one inside it, or
+    one that reads the same faulty operator earlier. Else empty."""
 
     @property
     def headroom(self) -> float:
@@ -119,13 +119,9 @@ class _Predictor:
         half = self._errors(Rounding.HALF, significand)
         self.lost = frozenset(name for name in half if is_off(half[name], significand[name]))
         found: list[BlockPrediction] = []
-        origins: dict[str, str] = {}
         for name, members in self.members.items():
             errors = (_worst(half, self.edges[name]), _worst(significand, self.edges[name]))
-            origin, kind, after = None, "", ""
-            if is_off(*errors):
-                origin, kind = self._origin(name, errors[1])
-                after = self._beyond(members) or (origins.setdefault(origin.name, name) if origin else name)
+            origin, kind = self._origin(name, errors[1]) if is_off(*errors) else (None, "")
             seen = Extremes()
             for member in (*members, *self._inputs_of(members)):
                 seen.include(extremes.get(member, Extremes()))
@@ -139,14 +135,26 @@ class _Predictor:
                     smallest=seen.smallest,
                     half=errors[0],
                     significand=errors[1],
-                    leaves_range=is_off(*errors) and after == name,
+                    leaves_range=is_off(*errors),
                     kind=kind,
                     origin=origin,
                     origin_peak=extremes[origin.name].peak.value if origin and origin.name in extremes else nan,
-                    after=after if after != name else "",
                 )
             )
-        return Prediction(tuple(found), self.model)
+        return Prediction(tuple(self._once(found)), self.model)
+
+    def _once(self, found: Sequence[BlockPrediction]) -> Iterator[BlockPrediction]:
+        """Lets one block answer for each cause: the innermost that holds the operator, else the first that reads it."""
+        answers: dict[str, str] = {}
+        for block in sorted(found, key=lambda b: (len(self.members[b.name]), -b.name.count("."))):
+            if block.origin and block.origin.name in self.members[block.name]:
+                answers.setdefault(block.origin.name, block.name)
+        for block in found:
+            if block.leaves_range:
+                own = answers.setdefault(block.origin.name, block.name) if block.origin else block.name
+                after = self._beyond(self.members[block.name]) or (own if own != block.name else "")
+                block = replace(block, after=after, leaves_range=not after)
+            yield block
 
     def _assign(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         """Returns each block call's nodes, and those of them that leave it, in execution order."""

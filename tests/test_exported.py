@@ -117,7 +117,21 @@ def test_an_excerpt_marks_the_line(everything: Given) -> None:
     ]
 
 
-def test_lines_in_libraries_other_than_torch_count_as_the_users() -> None:
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x)  # in a helper
+
+
+def test_a_function_that_forward_calls_keeps_its_line() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return helper(x) + 1  # in forward
+
+    sine, plus = ExportedModel(Plain(), (torch.ones(2),), {}).nodes()
+    assert sine.source == f"test_exported.py:{line_of('# in a helper')}"
+    assert plus.source == f"test_exported.py:{line_of('# in forward')}"
+
+
+def test_torch_itself_is_never_the_line() -> None:
     class Plain(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return nn.functional.gelu(x) + 1

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from math import isnan
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from bisect_litert.record import BlockResult, Mark, RangeInfo, RunRecord
@@ -43,7 +42,8 @@ def render(record: RunRecord, console: Console, *, verbose: bool = False) -> Non
         for row in culprit.code.splitlines():
             _line(console, Text(f"  {row}", "" if row.startswith(">") else "dim"))
         for sentence in culprit.evidence:
-            _paragraph(console, sentence)
+            if sentence not in record.verdict.summary:
+                _paragraph(console, sentence)
         if culprit.advice:
             _paragraph(console, f"Try: {culprit.advice}")
     for note in record.verdict.notes:
@@ -52,6 +52,22 @@ def render(record: RunRecord, console: Console, *, verbose: bool = False) -> Non
     if not record.verdict.diverged:
         console.print()
         _paragraph(console, record.verdict.next_step)
+
+
+def markdown(record: RunRecord) -> str:
+    """Returns the same as Markdown, every block listed."""
+    lines = [f"# {record.model}: {headline(record)} ({record.target})", "", record.verdict.summary, ""]
+    for culprit in record.culprits:
+        places = (culprit.operator, culprit.module, culprit.source)
+        lines += [f"## {culprit.block}", "", ", ".join(f"`{part}`" for part in places if part), ""]
+        if culprit.code:
+            lines += ["```python", culprit.code, "```", ""]
+        lines += [f"- {sentence}" for sentence in (*culprit.evidence, culprit.advice) if sentence]
+        lines.append("")
+    lines += [f"- {note}" for note in record.verdict.notes]
+    lines += ["", f"| block | {' | '.join(_HEADS)} | mark |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    lines += [f"| `{b.name}` | {' | '.join(_cells(b.ranges))} | {_mark(b)[0]} |" for b in record.blocks]
+    return "\n".join(lines) + "\n"
 
 
 def _table(record: RunRecord, verbose: bool) -> Iterator[Text]:
@@ -101,4 +117,6 @@ def _line(console: Console, text: Text) -> None:
 
 
 def _paragraph(console: Console, text: str) -> None:
-    console.print(Padding(Text(formats.clean(text, console.options.ascii_only)), (0, 0, 0, 2)))
+    for line in Text(formats.clean(text, console.options.ascii_only)).wrap(console, max(20, console.width - 2)):
+        line.rstrip()
+        console.print(Text.assemble("  ", line), soft_wrap=True)
