@@ -1,0 +1,165 @@
+"""From block to op to line on the real delegate: the op, the module, the user's line, the proof, the confidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bisect_litert import bisect
+from bisect_litert.record import Cause, Culprit, Mark, RunRecord
+
+HERE = Path(__file__).name
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.fc(x))
+
+
+class LoudNorm(nn.Module):
+    """Its LayerNorm is given values in the thousands."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loud = x * 2000.0
+        return self.norm(loud)
+
+
+class Scores(nn.Module):
+    """Attention scores of eight heads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(1, 16, 8, 4).transpose(1, 2)
+        return heads @ heads.transpose(-1, -2) * 0.25
+
+
+class Mask(nn.Module):
+    """Adds a constant mask that broadcasts over heads: every head gets what head 0 gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.triu(torch.full((1, 1, 16, 16), -10000.0), 1))
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores + self.mask
+
+
+class Phase(nn.Module):
+    """Loses its digits in a large factor, not in the sine that shows it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angle = x * 9000.0
+        return torch.sin(angle)
+
+
+class PaddedPool(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool2d(x, 3, 1, 1)
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.conv(x))
+
+
+def run(blocks: list[nn.Module], *shape: int) -> RunRecord:
+    torch.manual_seed(0)
+    record = bisect(nn.Sequential(*blocks).eval(), torch.randn(*shape))
+    if record.target != "gpu":
+        pytest.skip("no GPU that LiteRT accepts")
+    return record
+
+
+def only(record: RunRecord, cause: Cause, block: str) -> Culprit:
+    assert [(c.block, c.cause) for c in record.culprits] == [(block, cause)], record.verdict.summary
+    return record.culprits[0]
+
+
+def guilty(culprit: Culprit) -> str:
+    return next(op.type for op in culprit.ops if op.index == culprit.op)
+
+
+def test_an_overflow_is_driven_down_to_op_module_and_line() -> None:
+    culprit = only(run([Mlp(32), LoudNorm(32), Mlp(32)], 1, 8, 32), Cause.OVERFLOW, "1")
+    assert guilty(culprit) == "SQUARED_DIFFERENCE"
+    assert culprit.module == "1.norm"
+    assert culprit.source.startswith(f"{HERE}:")
+    assert "return self.norm(loud)" in next(row for row in culprit.code.splitlines() if row.startswith(">"))
+    assert [op.mark for op in culprit.ops].count(Mark.CULPRIT) == 1
+    op = next(op for op in culprit.ops if op.index == culprit.op)
+    assert op.local is not None
+    assert op.local.new_nonfinite > 0
+    assert op.reference_peak > 65504
+    assert any("every output is right" in said for said in culprit.proof)
+    assert culprit.confidence == "high"
+
+
+def test_a_wrong_kernel_is_an_op_and_comes_right_without_it() -> None:
+    culprit = only(run([Mlp(32), Scores(), Mask(), nn.Softmax(-1)], 1, 16, 32), Cause.WRONG_KERNEL, "2")
+    assert guilty(culprit) == "ADD"
+    assert culprit.proof[0].startswith(f"With only op {culprit.op} kept off the GPU every output is right")
+    assert culprit.upstream.startswith("google-ai-edge/LiteRT#")
+
+
+def test_lost_digits_are_blamed_on_the_op_that_loses_them() -> None:
+    culprit = only(run([Mlp(32), Phase()], 1, 8, 32), Cause.PRECISION_LOSS, "1")
+    assert guilty(culprit) == "MUL"
+    contributions = {op.type: op.contribution for op in culprit.ops}
+    assert contributions["MUL"] > 100 * contributions["SIN"]
+    assert "angle = x * 9000.0" in culprit.code
+
+
+def test_a_padded_pool_is_wrong_in_its_own_ops() -> None:
+    culprit = only(run([Conv(), PaddedPool(), Conv()], 1, 4, 12, 12), Cause.WRONG_KERNEL, "1")
+    assert guilty(culprit) in ("PAD", "AVERAGE_POOL_2D")
+
+
+class SumAndMean(nn.Module):
+    """Returns a sum together with its own mean: the sum's buffer comes back with an operand's values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Pair()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.block(x, y)
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + y
+        return total.mean(1), total
+
+
+def test_what_copies_cure_is_found_through_raw_taps() -> None:
+    torch.manual_seed(0)
+    record = bisect(SumAndMean().eval(), (torch.randn(1, 10, 32), torch.randn(1, 10, 32)))
+    if record.target != "gpu":
+        pytest.skip("no GPU that LiteRT accepts")
+    only(record, Cause.ALIASED_OUTPUT, "block")
+    assert any("Copying the tapped tensors" in note for note in record.verdict.notes)
+
+
+def test_the_split_of_the_taps_does_not_show() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Mlp(32), LoudNorm(32), Mlp(32)).eval(), torch.randn(1, 8, 32)
+    whole, split = bisect(model, x, no_gpu=True), bisect(model, x, no_gpu=True, tap_memory=1)
+    assert [b.errors for b in whole.blocks if "1" not in b.name] == [
+        b.errors for b in split.blocks if "1" not in b.name
+    ]
+    assert [repr(b.errors) for b in whole.blocks] == [repr(b.errors) for b in split.blocks]
+    assert [(c.block, c.op) for c in whole.culprits] == [(c.block, c.op) for c in split.culprits]
