@@ -348,6 +348,7 @@ class _Bisection:
             ),
             controls=controls,
             graph=case.original,
+            blocks=list(dict.fromkeys(t.block for t in case.taps)),
             classes=classes,
             around=Circumstances(
                 gpu=case.target == GPU,

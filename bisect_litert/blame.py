@@ -96,6 +96,15 @@ class Blamer:
         sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
         return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden)
 
+    def hidden_overflow(self, reading: Reading, hidden: bool, graph: TappedGraph) -> Culprit | None:
+        """Names an overflow inside a block whose output hardly shows it; None when nothing inside overflows."""
+        fault = first_fault(self.case.original, self._ops(reading), self.case.values, self._half_values(graph))
+        if fault is None or fault.kind != "overflow":
+            return None
+        sentences = diagnosis.evidence(reading, Cause.OVERFLOW, self.case.settings, fault, "", self.case.target)
+        advice = diagnosis.advice(Cause.OVERFLOW, "")
+        return Culprit(reading.block, Cause.OVERFLOW, "", sentences, advice, hidden)
+
     def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
         """Whether an output of the model was never written, or holds an operand's values while the graph reads its
         own."""

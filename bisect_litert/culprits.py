@@ -142,18 +142,46 @@ def upstream(readings: Sequence[Reading]) -> dict[str, frozenset[str]]:
     return {block: frozenset(before - {block}) for block, before in blocks.items()}
 
 
-def find_loss(readings: Sequence[Reading], settings: Settings) -> tuple[list[str], bool]:
+def hints_at_range(reading: Reading) -> bool:
+    """Whether the range, though it keeps a block's error below the limit, costs more than the digits do.
+
+    Emulated fp16 and the rounding-only run differ in nothing but the range. Where the first is off by twice what the
+    second is, and
+    the target by as much, something inside left the range; a skip path or a saturating function hides it.
+    """
+    half, local = reading.half, reading.local
+    if half is None or local is None or not half.finite_agreement or not local.finite_agreement:
+        return False
+    rounding = reading.expected.relative_l2 if reading.expected else FP16_UNIT
+    return half.relative_l2 > 2 * max(rounding, FP16_UNIT / 2) and local.relative_l2 > half.relative_l2 / 2
+
+
+def find_loss(readings: Sequence[Reading], settings: Settings, off_by: float | None = None) -> tuple[list[str], bool]:
     """Explains model outputs that are out of line though no block is faulty.
 
+    A block loses digits in a jump when it amplifies the error `jump_limit` times, to a level of its own that explains
+    a good part of
+    the outputs' error.
+
+    Args:
+        readings: In data flow order.
+        settings: The thresholds.
+        off_by: How far an output is off, where that was measured otherwise; None means that the readings tell.
+
     Returns:
-        The blocks where digits are lost in one jump, and whether an output is out of line at all. No block though an
-        output is out of
-        line means that the error compounds.
+        The block with the largest jump, if any, and whether an output is out of line at all. No block though an
+        output is out of line
+        means that the error compounds.
     """
-    if not any(r.output and out_of_line(r.cumulative, settings.output_limit) for r in readings):
-        return [], False
+    outputs = [r for r in readings if r.output and out_of_line(r.cumulative, settings.output_limit)]
+    if off_by is None:
+        if not outputs:
+            return [], False
+        levels_out = [r.cumulative.relative_l2 for r in outputs if r.cumulative is not None]
+        off_by = max((v for v in levels_out if isfinite(v)), default=float("inf"))
+    needed = min(settings.output_limit, off_by / 3)
     levels: dict[str, float] = {}
-    jumps: list[str] = []
+    jumps: list[tuple[float, str]] = []
     for r in readings:
         level = _level(r.cumulative)
         if r.healed:
@@ -161,7 +189,7 @@ def find_loss(readings: Sequence[Reading], settings: Settings) -> tuple[list[str
         elif isnan(level):
             # Untapped: what it hands on is what it was given.
             level = max([FP16_UNIT, *(levels.get(p, 0.0) for p in r.parents)])
-        elif amplification(r, levels) >= settings.jump_limit and level > settings.output_limit:
-            jumps.append(r.block)
+        elif (jump := amplification(r, levels)) >= settings.jump_limit and level > needed:
+            jumps.append((jump, r.block))
         levels[r.tap] = level
-    return jumps[:1], True
+    return ([max(jumps, key=lambda j: j[0])[1]] if jumps else []), True

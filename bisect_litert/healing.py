@@ -14,11 +14,11 @@ import numpy as np
 
 from bisect_litert import diagnosis
 from bisect_litert.blame import Blamer, Investigation
-from bisect_litert.culprits import Reading, amplification, faulty, find_faults, find_loss, upstream
+from bisect_litert.culprits import Reading, amplification, faulty, find_faults, find_loss, hints_at_range, upstream
 from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
 from bisect_litert.jobs import JobResult
-from bisect_litert.metrics import FP16_UNIT, compare, out_of_line, true_infinities
+from bisect_litert.metrics import FP16_UNIT, compare, compare_by_scale, out_of_line, true_infinities
 from bisect_litert.readings import OUTPUT, Errors, Runs, Values, build, measure
 from bisect_litert.record import Cause, Culprit, RunName
 
@@ -96,6 +96,7 @@ class _Rounds:
                 break
         else:
             found.notes.append(f"Stopped after {MAX_ROUNDS} rounds of healing; there may be more culprits.")
+        self._explain_repaired()
         order = {block: i for i, block in enumerate(dict.fromkeys([t.block for t in case.taps]))}
         found.culprits = sorted(self.confirmed.values(), key=lambda c: order.get(c.block, len(order)))
         found.lost = list(self.pending.values())
@@ -146,13 +147,50 @@ class _Rounds:
             self.found.compounding = not self.confirmed
             self.found.healed = self._outcome(readings, off=True) if number else ""
 
+    def _explain_repaired(self) -> None:
+        """Digits lost before a fault: healing the fault with torch's value hides them, repairing it would not.
+
+        One torch forward computes the faults and all that follows from what the target handed them. If an output is
+        off then, what came
+        before is to blame as well.
+        """
+        case, found = self.case, self.found
+        values = found.values.get(case.target)
+        hard = {b for b, c in self.confirmed.items() if c.cause is not Cause.PRECISION_LOSS}
+        if not hard or values is None:
+            return
+        before = upstream(found.readings)
+        sound = [
+            r for r in found.readings if not r.output and not ({r.block} | before.get(r.block, frozenset())) & hard
+        ]
+        kept = {r.tap: values.taps[r.tap] for r in sound if r.tap in values.taps}
+        outputs = case.force(kept).outputs
+        errors = [
+            compare_by_scale(reference=case.truth.outputs[label], target=value)
+            for label, value in outputs.items()
+            if value.dtype.kind == "f" and label in case.owners
+        ]
+        off = [c for c in errors if out_of_line(c, case.settings.output_limit)]
+        if not off or not kept:
+            return
+        lossy = [r.block for r in sound if r.block in self.pending]
+        if lossy:
+            self.confirmed.update({b: self.pending.pop(b) for b in dict.fromkeys(lossy)})
+            return
+        jumps, _ = find_loss(sound, case.settings, max(c.relative_l2 for c in off))
+        for block in jumps:
+            if block not in self.confirmed:
+                self._blame_loss(block, found.readings, 0, case.base)
+
     # -- measuring -----------------------------------------------------------------------------------------------------
 
     def _read(
         self, graph: TappedGraph, results: Mapping[str, JobResult], healed: set[str]
     ) -> tuple[list[Reading], Runs]:
         case = self.case
-        given = {t.key: case.truth.taps[t.key] for t in case.taps if t.block in healed and t.tensor >= 0}
+        # A tensor is healed under every name it has: a view or a dropout behind a culprit hands on the same one.
+        own = {t.tensor for t in case.taps if t.block in healed and t.tensor >= 0}
+        given = {t.key: case.truth.taps[t.key] for t in case.taps if t.tensor in own}
         errors: dict[str, Errors] = {}
         for kind in (CPU, HALF, ROUNDING, GPU, GPU_FP32):
             if kind in results and results[kind].ok:
@@ -216,6 +254,18 @@ class _Rounds:
                 self.cleared.add(block)
             else:
                 self.confirmed[block] = culprit
+        for reading in readings:
+            block = reading.block
+            if block in self.confirmed or block in self.cleared or block in self.suspects or reading.output:
+                continue
+            # An overflow in a branch that a skip path outweighs: small in the output, and no rounding either.
+            if hints_at_range(reading) and self._inputs_sound(block, before, healed, wrong):
+                self.found.scenes[block] = (reading, graph)
+                quiet = self.blamer.hidden_overflow(reading, number > 0, graph)
+                if quiet is None:
+                    self.cleared.add(block)
+                else:
+                    self.confirmed[block] = quiet
 
     def _inputs_sound(
         self, block: str, before: Mapping[str, frozenset[str]], healed: set[str], wrong: Sequence[str]
@@ -251,13 +301,17 @@ class _Rounds:
     def _harmless(self, culprit: Culprit, reading: Reading, readings: Sequence[Reading]) -> bool:
         """Whether a fault counts only if an output suffers.
 
-        Lost digits do, and small numbers that became zero, and numbers beyond 65504 that became the infinity of their
+        Lost digits do, a conversion that costs less than fp16 does, and small numbers that became zero, and numbers
+        beyond 65504 that became the infinity of their
         sign while
         everything behind them stays in line, as a mask of -1e9 does in front of a softmax.
         """
         local = reading.local
         if culprit.cause is Cause.PRECISION_LOSS:
             return True
+        if culprit.cause is Cause.CONVERSION:
+            # Another formula for the same function; fp16 costs more.
+            return reading.cpu is not None and reading.cpu.finite_agreement and reading.cpu.relative_l2 < reading.cost
         if culprit.cause is not Cause.OVERFLOW or local is None:
             return False
         if local.finite_agreement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
@@ -29,6 +29,8 @@ class Tools:
     controls: Controls | None
     """Control runs on the graph as it ships; None when the taps live in another graph or nothing runs on a GPU."""
     graph: Graph
+    blocks: Sequence[str]
+    """The selected blocks' calls."""
     classes: Mapping[str, str]
     """Class name by module path."""
     around: Circumstances
@@ -49,7 +51,16 @@ def look_inside(culprits: Sequence[Culprit], scenes: dict[str, Scene], tools: To
             tools.say(culprit.block)
             culprit = _open(culprit, scene, tools)
         found.append(culprit)
-    return [_advised(c, scenes.get(c.block), tools) for c in _prove(found, tools)]
+    known = [_advised(c, scenes.get(c.block), tools) for c in _prove(found, tools)]
+    return _unique(_relocated(c, tools.blocks) for c in known)
+
+
+def _unique(culprits: Iterable[Culprit]) -> list[Culprit]:
+    """Drops a culprit whose block another one of the same cause was traced to before it."""
+    found: dict[tuple[str, Cause], Culprit] = {}
+    for culprit in culprits:
+        found.setdefault((culprit.block, culprit.cause), culprit)
+    return list(found.values())
 
 
 def _advised(culprit: Culprit, scene: Scene | None, tools: Tools) -> Culprit:
@@ -111,6 +122,24 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
         code=place.excerpt,
         evidence=(*culprit.evidence, *_op_evidence(priced, guilty), *extra),
     )
+
+
+def _relocated(culprit: Culprit, blocks: Sequence[str]) -> Culprit:
+    """Moves a culprit to the block its op belongs to, where that is not the one whose output showed the fault.
+
+    Code of a parent that runs between its children shows at the next child's output. The parent is to blame, if it
+    was selected.
+    """
+    own, module = culprit.block.split("@")[0], culprit.module
+    if not module or module == own or module.startswith(own + "."):
+        return culprit
+    parents = [b for b in blocks if module == b.split("@")[0] or module.startswith(b.split("@")[0] + ".")]
+    if not parents:
+        said = f"The op lies in {module}, in code that runs before {culprit.block}."
+        return replace(culprit, evidence=(*culprit.evidence, said))
+    parent = max(parents, key=len)
+    said = f"The op lies in {parent}'s own code; it showed at the output of {culprit.block}."
+    return replace(culprit, block=parent, evidence=(*culprit.evidence, said))
 
 
 def _result(price: OpPrice, place: Place, graph: Graph, guilty: int) -> OpResult:

@@ -22,6 +22,7 @@ from bisect_litert.owners import levels, reaches
 SAMPLE = 4096
 """Elements compared before a whole tensor is: a wrong permutation shows in far fewer."""
 MAX_PERMUTED_RANK = 6
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class _Print:
 
 
 def _fingerprint(values: np.ndarray) -> _Print:
-    flat = np.asarray(values).reshape(-1).astype(np.float64)
+    flat = _open_ended(values).reshape(-1)
     finite = flat[np.isfinite(flat)]
     if not finite.size:
         return _Print(flat.size, 0.0, 0.0, 0.0, 0.0)
@@ -205,9 +206,16 @@ def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layo
     return best
 
 
+def _open_ended(values: np.ndarray) -> np.ndarray:
+    """Float64, with float32's largest number taken for infinity: CPU kernels clamp sums to it, and masks are made of
+    either."""
+    wide = np.asarray(values, np.float64)
+    return np.where(np.abs(wide) >= FLOAT32_MAX, np.copysign(np.inf, wide), wide)
+
+
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
     """L2 distance over finite pairs; infinite when the two differ in what is not finite."""
-    x, y = np.asarray(a, np.float64).reshape(-1), np.asarray(b, np.float64).reshape(-1)
+    x, y = _open_ended(a).reshape(-1), _open_ended(b).reshape(-1)
     fx, fy = np.isfinite(x), np.isfinite(y)
     if not np.array_equal(fx, fy) or not np.array_equal(x[~fx], y[~fy], equal_nan=True):
         return float(np.inf)

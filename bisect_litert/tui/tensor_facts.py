@@ -139,13 +139,14 @@ class TensorPair:
 
     def read(self, index: tuple[int | slice, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Returns copies of a part of both tensors, in float64."""
-        parts = []
-        for path in self._paths:
-            # A map of its own for every piece: with the last reference to it go the pages that were read.
-            part = np.asarray(self._map(path)[index])
-            self.bytes_read += part.nbytes
-            parts.append(part.astype(np.float64))
-        return parts[0], parts[1]
+        return self.read_one(0, index), self.read_one(1, index)
+
+    def read_one(self, side: int, index: tuple[int | slice, ...]) -> np.ndarray:
+        """Returns a copy of a part of the reference (0) or the target (1), in float64."""
+        # A map of its own for every piece: with the last reference to it go the pages that were read.
+        part = np.asarray(self._map(self._paths[side])[index])
+        self.bytes_read += part.nbytes
+        return part.astype(np.float64)
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -209,11 +210,10 @@ def pieces(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int | slice, ...], tu
 
 
 def _visible(pair: TensorPair) -> float:
-    """Returns the |reference| from which a zero in the target is news: a tenth of the root mean square, estimated."""
+    """Returns the |reference| from which a zero in the target is news: a tenth of the root mean square."""
     power, count = 0.0, 0
-    parts = list(pieces(pair.shape))
-    for index, _ in parts[:: max(1, len(parts) // 8)][:8]:
-        reference, _ = pair.read(index)
+    for index, _ in pieces(pair.shape):
+        reference = pair.read_one(0, index)
         finite = reference[np.isfinite(reference)]
         power, count = power + float(finite @ finite), count + finite.size
     return 0.1 * sqrt(power / count) if count else 0.0
