@@ -206,11 +206,10 @@ def print_summary(every_row: Sequence[Mapping[str, Any]], every_model: Sequence[
         print(f"| {words} | {median:.2g} | {high:.2g} | {most:.2g} | {count} | {where} |")
     lost = sorted({r["kind"] for r in every_row if not r["finite"]})
     print(f"\nnot finite where torch is: {', '.join(lost) or 'none'}")
-    for number, model in enumerate(models):
+    for model in every_model:
         if model["cause"] != "none":
-            print(
-                f"model {number} (seed {model['seed']}): {model['cause']} {model.get('culprits') or model.get('said')}"
-            )
+            said = model.get("culprits") or model.get("said") or model.get("summary")
+            print(f"{model['cause']}: {' '.join(model['blocks'])}, seed {model['seed']}: {said}")
 
 
 def chains(only: str, size: int) -> Iterator[list[str]]:
