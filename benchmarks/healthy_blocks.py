@@ -33,6 +33,7 @@ QUANTITIES = {
     "ratio": "ratio: local / max(expected, half an fp16 unit)",
     "against_limit": "local / the limit that was used",
     "half_ratio": "emulated fp16's local error / cost",
+    "range_hint": "emulated fp16's local error / max(expected, a quarter of an fp16 unit)",
     "allowance_used": "ratio / allowance, where the allowance is above 1",
     "cpu": "local error on the CPU",
     "fp32_cost": "fp32 cost: torch fp32 against fp64, local",
@@ -106,6 +107,7 @@ def measure(names: Sequence[str], seed: int) -> tuple[list[dict[str, Any]], dict
 
 def _row(block: Any, target: Any, settings: Any, fp32_cost: float, fp32_total: float) -> dict[str, Any]:
     from bisect_litert.culprits import Reading, limit
+    from bisect_litert.metrics import FP16_UNIT
     from bisect_litert.record import RunName
     from bisect_litert.tapping import LOOSEST, TIGHTEST
 
@@ -137,6 +139,7 @@ def _row(block: Any, target: Any, settings: Any, fp32_cost: float, fp32_total: f
         "limit": allowed,
         "against_limit": level(measured) / allowed,
         "half_ratio": level(local(RunName.FP16)) / cost,
+        "range_hint": level(local(RunName.FP16)) / max(block.expected, FP16_UNIT / 2),
         "allowance_used": block.ratio / block.allowance if block.allowance > 1 else nan,
         "cpu": cpu_local,
         "fp32_cost": fp32_cost,
