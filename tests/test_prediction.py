@@ -347,7 +347,9 @@ def test_predict_exits_0_when_nothing_leaves(
     model_file: Callable[[float], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([model_file(1.0), "--predict"]) == 0
-    assert "No block is predicted to leave fp16's range" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Predicted: no overflow" in out
+    assert "No block is predicted to leave fp16" in out
 
 
 def test_predict_makes_a_record_that_report_reads(

@@ -33,7 +33,7 @@ def render(record: RunRecord, console: Console, *, verbose: bool = False) -> Non
         _line(console, text)
     console.print()
     style = "bold red" if record.verdict.diverged else "bold green"
-    _line(console, Text.assemble(("Predicted: ", "dim"), (headline(record), style)))
+    _line(console, Text.assemble(("Predicted: ", "dim"), (_headline(record), style)))
     _paragraph(console, record.verdict.summary)
     for culprit in record.culprits:
         console.print()
@@ -56,7 +56,7 @@ def render(record: RunRecord, console: Console, *, verbose: bool = False) -> Non
 
 def markdown(record: RunRecord) -> str:
     """Returns the same as Markdown, every block listed."""
-    lines = [f"# {record.model}: {headline(record)} ({record.target})", "", record.verdict.summary, ""]
+    lines = [f"# {record.model}: {_headline(record)} ({record.target})", "", record.verdict.summary, ""]
     for culprit in record.culprits:
         places = (culprit.operator, culprit.module, culprit.source)
         lines += [f"## {culprit.block}", "", ", ".join(f"`{part}`" for part in places if part), ""]
@@ -68,6 +68,10 @@ def markdown(record: RunRecord) -> str:
     lines += ["", f"| block | {' | '.join(_HEADS)} | mark |", "| --- | ---: | ---: | ---: | ---: | --- |"]
     lines += [f"| `{b.name}` | {' | '.join(_cells(b.ranges))} | {_mark(b)[0]} |" for b in record.blocks]
     return "\n".join(lines) + "\n"
+
+
+def _headline(record: RunRecord) -> str:
+    return headline(record) if record.culprits else "no overflow"
 
 
 def _table(record: RunRecord, verbose: bool) -> Iterator[Text]:
