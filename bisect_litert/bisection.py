@@ -217,7 +217,9 @@ class _Bisection:
         truth, labels = self.truth, list(self.truth.outputs)
         outputs = self._name_outputs(plain)
         values = self._all_values(plain, work, "values")
-        taps = tapping.locate(plain, truth.points, truth.taps, values, tolerance)
+        taps = tapping.locate(
+            plain, truth.points, truth.taps, values, tolerance, returned=self._returned(plain, outputs)
+        )
         absent = tapping.missing(taps)
         if self.request.tap == "reexport":
             absent = [p.key for p in truth.points if truth.taps[p.key].dtype == np.float32 and truth.taps[p.key].size]
@@ -238,9 +240,17 @@ class _Bisection:
             else:
                 graph, known, outputs = again
                 values = self._all_values(graph, work, "values-again")
-                taps = tapping.locate(graph, truth.points, truth.taps, values, tolerance, known)
+                taps = tapping.locate(
+                    graph, truth.points, truth.taps, values, tolerance, known, self._returned(graph, outputs)
+                )
                 return tapping.Tapping(graph, taps, outputs, values)
         return tapping.Tapping(plain, taps, outputs, values, tuple(notes))
+
+    def _returned(self, graph: Graph, outputs: Mapping[str, str]) -> dict[int, np.ndarray]:
+        """What the model returns in PyTorch, by output tensor of the graph; an output that is an input is left out."""
+        inputs = {port.tensor for port in graph.inputs}
+        at = _output_tensors(graph, outputs)
+        return {t: self.truth.outputs[label] for label, t in at.items() if t in graph.computed and t not in inputs}
 
     def _name_outputs(self, graph: Graph) -> dict[str, str]:
         labels, ports = list(self.truth.outputs), graph.outputs

@@ -41,6 +41,12 @@ class Investigation:
     """The first round's results, by kind."""
 
 
+def void(values: Values | None) -> bool:
+    """Whether a run wrote nothing at all: not one output's fault, but the whole run's."""
+    counts = values.unwritten if values else {}
+    return bool(counts) and all(counts.values())
+
+
 class Blamer:
     """Turns a wrong reading into a culprit.
 
@@ -108,9 +114,10 @@ class Blamer:
     def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
         """Whether an output of the model was never written, or holds an operand's values while the graph reads its
         own."""
-        if reading.local is not None and reading.local.unwritten:
-            return Cause.UNWRITTEN_OUTPUT
         tensor = self._tensor(reading)
+        mine = reading.output or tensor in {port.tensor for port in self.case.original.outputs}
+        if mine and reading.local is not None and reading.local.unwritten and not void(values):
+            return Cause.UNWRITTEN_OUTPUT
         seen = self._returned(reading, tensor, values) if values else None
         if seen is None:
             return None

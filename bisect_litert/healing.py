@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bisect_litert import diagnosis
-from bisect_litert.blame import Blamer, Investigation
+from bisect_litert.blame import Blamer, Investigation, void
 from bisect_litert.culprits import Reading, amplification, faulty, find_faults, find_loss, hints_at_range, upstream
 from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
@@ -91,8 +91,9 @@ class _Rounds:
             results = case.evaluator.run(graph, kinds, f"-healed{number + 1}")
             found.results += results.values()
             lost = results[case.target]
-            if not lost.ok:
-                found.notes.append(f"What lies behind {', '.join(sorted(healed))} does not run alone: {lost.detail}.")
+            if not lost.ok or void(case.evaluator.values(lost, graph)):
+                why = lost.detail or "it writes nothing"
+                found.notes.append(f"What lies behind {', '.join(sorted(healed))} does not run alone: {why}.")
                 break
         else:
             found.notes.append(f"Stopped after {MAX_ROUNDS} rounds of healing; there may be more culprits.")

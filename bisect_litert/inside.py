@@ -252,4 +252,6 @@ def _proof(
         return (f"With {which} kept off the GPU every output is right (within {number(together.worst)}).",)
     if not together.ok:
         return ()
+    if together.worst != together.worst:
+        return (f"With {which} kept off the GPU an output is still not finite: its true value may not fit into fp16.",)
     return (f"With {which} kept off the GPU an output is still off by {number(together.worst)}: there is more to it.",)

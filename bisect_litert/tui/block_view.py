@@ -100,6 +100,13 @@ class BlockView(Vertical):
             self._load()
 
     @property
+    def command(self) -> str:
+        """The command that keeps this block's tensors, "" where there is nothing to keep or they are there."""
+        tap = self._tap_info() if self._record.blocks else None
+        there = tap is None or tap.origin not in (TapOrigin.GRAPH, TapOrigin.REEXPORT) or tap.reference_file
+        return "" if there else _again(self._record, self._block)
+
+    @property
     def _block(self) -> BlockResult:
         return self._record.blocks[self._order]
 
@@ -258,6 +265,10 @@ def _runs(block: BlockResult) -> list[tuple[str, str, str, str, str, str]]:
     return rows
 
 
+def _again(record: RunRecord, block: BlockResult) -> str:
+    return f"bisect-litert {formats.quote(record.model)} --blocks {formats.glob(block.module or '**')}"
+
+
 def _not_kept(record: RunRecord, block: BlockResult, tap: TapInfo | None, folder: Path | None) -> str:
     """Returns why there is no tensor to read and how to get one, "" where there is."""
     if tap is None or tap.origin is TapOrigin.NONE:
@@ -271,10 +282,9 @@ def _not_kept(record: RunRecord, block: BlockResult, tap: TapInfo | None, folder
     if tap.reference_file and tap.target_file and folder is not None:
         return ""
     if not tap.reference_file or not tap.target_file:
-        again = f"bisect-litert {formats.quote(record.model)} --blocks {formats.glob(block.module or '**')}"
         return (
             "The tensors of this block were not kept: a run keeps those of culprits and their neighbours, of torch and "
             f"{target_run(record).value}. The numbers below are all there is. To keep this block's, make it the only "
-            f"one:\n\n  {again}"
+            f"one:\n\n  {_again(record, block)}"
         )
     return "The run folder is not known, so its tensors cannot be read."

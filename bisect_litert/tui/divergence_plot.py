@@ -56,6 +56,10 @@ class DivergencePlot(Canvas, can_focus=True):
         super().__init__(1, 1, id=id)
         self._cursor = 0
         self._dragged = False
+        self._base: tuple[list[list[str]], list[list[str]]] | None = None
+        """Characters and styles of everything but the cursor."""
+        self._short: tuple[int, list[str]] = (0, [])
+        """Names as short as the width asks for, and that width."""
         self._load(record)
 
     def _load(self, record: RunRecord) -> None:
@@ -68,6 +72,7 @@ class DivergencePlot(Canvas, can_focus=True):
         self._expected = [b.expected for b in blocks]
         self._broken = [bool(c and (c.new_nonfinite or not isfinite(c.relative_l2))) for c in totals]
         self._window = self._whole()
+        self._short = (0, [])
 
     def _whole(self) -> tuple[float, float]:
         return -0.5, max(len(self._record.blocks), 1) - 0.5
@@ -84,9 +89,11 @@ class DivergencePlot(Canvas, can_focus=True):
         if order != self._cursor and 0 <= order < len(self._record.blocks):
             self._cursor = order
             low, high = self._window
-            if not low <= order <= high:
+            if low <= order <= high and self._base is not None:
+                self._draw_cursor()
+            else:
                 self._slide(order - (low + high) / 2)
-            self.draw()
+                self.draw()
 
     # -- keys and mouse ------------------------------------------------------------------------------------------------
 
@@ -181,6 +188,7 @@ class DivergencePlot(Canvas, can_focus=True):
     def draw(self) -> None:
         """Draws everything."""
         size = self.content_region.size
+        self._base = None
         if size.width < LEFT + 8 or size.height < TOP + BOTTOM + 2:
             self.reset(Size(max(1, size.width), max(1, size.height)))
             return
@@ -201,8 +209,9 @@ class DivergencePlot(Canvas, can_focus=True):
             self._series(self._local, row, colours.accent, "◆")
             both = self._mark_both(row, colours.accent)
             self._axes(ticks, row, colours.faint)
-            self._marks(colours.bad, colours.band, colours.cursor, colours.warn)
-            self._names(colours.text, colours.faint)
+            self._marks(colours.bad, colours.band, colours.warn)
+            self._base = ([row[:] for row in self._buffer], [row[:] for row in self._styles])
+            self._draw_cursor()
         legend = Text.assemble(
             ("Error by depth  ", "bold"),
             ("●", colours.text),
@@ -308,13 +317,21 @@ class DivergencePlot(Canvas, can_focus=True):
                     char, style = self.get_pixel(x, y)
                     self.set_pixel(x, y, char, f"{style.partition(' on ')[0]} on {background}".strip())
 
-    def _marks(self, bad: str, band: str, cursor: str, warn: str) -> None:
+    def _draw_cursor(self) -> None:
+        """Puts the cursor and the names on what is drawn already: moving it must not cost a drawing."""
+        assert self._base is not None
+        colours = colours_of(self.app)
+        self._buffer, self._styles = ([row[:] for row in rows] for rows in self._base)
+        with self.batch_refresh():
+            if self._record.blocks:
+                self._shade(self._cursor, colours.cursor)
+            self._names(colours.text, colours.faint)
+
+    def _marks(self, bad: str, band: str, warn: str) -> None:
         blocks = self._record.blocks
         for block in blocks:
             if block.mark is Mark.CULPRIT:
                 self._shade(block.order, band)
-        if blocks:
-            self._shade(self._cursor, cursor)
         for block in blocks:
             x = floor(self._column(block.order))
             if LEFT <= x < self._canvas_size.width:
@@ -331,7 +348,9 @@ class DivergencePlot(Canvas, can_focus=True):
         if not blocks:
             return
         y = TOP + self._rows + 1
-        short = _labels(blocks, self._columns)
+        if self._short[0] != self._columns:
+            self._short = (self._columns, _labels(blocks, self._columns))
+        short = self._short[1]
         taken = [False] * (self._canvas_size.width + 1)
         last = len(blocks) - 1
         culprits = [b.order for b in blocks if b.mark is Mark.CULPRIT]
@@ -366,4 +385,6 @@ def readout(record: RunRecord, block: BlockResult) -> Text:
     text.append(f"{formats.SYMBOLS[block.mark]} {formats.clean(block.name)}", "bold")
     for name, value in parts:
         text.append(f"  {name} ", "dim").append("-" if isnan(value) else formats.number(value))
+    if total and total.new_nonfinite:
+        text.append(f"  ∞ {formats.count(total.new_nonfinite)} not finite", "bold")
     return text

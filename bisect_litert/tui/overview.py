@@ -124,7 +124,9 @@ class Overview(Vertical):
 
     def _write_readout(self) -> None:
         if self._record.blocks:
-            self.query_one("#readout", Static).update(readout(self._record, self._record.blocks[self._selected]))
+            text = readout(self._record, self._record.blocks[self._selected])
+            # Its size does not depend on the text; a layout of the screen at every key would be felt.
+            self.query_one("#readout", Static).update(text, layout=False)
 
     def _write_note(self) -> None:
         table = self.query_one(BlockTable)

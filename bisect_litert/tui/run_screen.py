@@ -174,6 +174,8 @@ class RunScreen(Screen[None]):
             self._copy(focused.cell_text, focused.cell_text)
         elif self.tab == "evidence" and self.record.culprits:
             self._copy(self.query_one(EvidenceView).advice, "the rewrite to try")
+        elif self.tab == "block" and self.query_one(BlockView).command:
+            self._copy(self.query_one(BlockView).command, "the command that keeps this block's tensors")
         elif self.tab == "compare" and self.query_one(CompareView).markdown:
             self._copy(self.query_one(CompareView).markdown, "the comparison as Markdown")
         else:
