@@ -62,7 +62,12 @@ def screen(pilot: Pilot[None]) -> RunScreen:
 def shown(pilot: Pilot[None], where: str) -> str:
     """What a widget of the screen shows, as text."""
     widget = pilot.app.screen.query_one(where)
-    return "\n".join(strip.text.rstrip() for strip in widget.render_lines(widget.size.region))
+    return "\n".join(strip.text.rstrip() for strip in widget.render_lines(widget.outer_size.region))
+
+
+def words(pilot: Pilot[None], where: str) -> str:
+    """What a framed widget shows, without the frame and with its lines joined."""
+    return " ".join(line.strip("│╭╮╰╯─ ") for line in shown(pilot, where).splitlines())
 
 
 async def settled(pilot: Pilot[None]) -> None:
@@ -83,7 +88,8 @@ def test_it_opens_on_the_verdict_with_the_culprit_selected(run: Path) -> None:
         assert "74 operations ran on the GPU" in top
         assert screen(pilot).selected == 3
         assert pilot.app.screen.query_one(BlockTable).cursor_row == 3
-        assert shown(pilot, "#readout").startswith("✗ enc.b3  cumulative inf")
+        assert shown(pilot, "#readout").startswith("✗ enc.b3  cumulative 0.50")
+        assert "∞ 256 not finite" in shown(pilot, "#readout")
         assert "72% of its output is exactly zero" in shown(pilot, "#summary")
 
     drive(app(run), script)
@@ -237,13 +243,13 @@ def test_300_blocks_scroll_without_lag() -> None:
     async def script(pilot: Pilot[None]) -> None:
         table = pilot.app.screen.query_one(BlockTable)
         await pilot.press("ctrl+home")
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(30):
             await pilot.press("down")
-        took = (time.perf_counter() - start) / 30
+        took = (time.process_time() - start) / 30
         assert table.cursor_row == 30
-        # A key repeats about 30 times a second; a shared machine gets some slack.
-        assert took < 0.15
+        # Processor time, because others use the machine too. The pilot's own share is in it.
+        assert took < 0.1
 
     drive(BisectApp(sample_run.deep()), script)
 
@@ -256,7 +262,7 @@ def test_enter_opens_the_block_with_its_tensors(run: Path) -> None:
         await pilot.press("enter")
         await settled(pilot)
         assert screen(pilot).tab == "block"
-        patterns = shown(pilot, "#panel-patterns")
+        patterns = words(pilot, "#panel-patterns")
         assert "256 (12.5%) NaN or infinite: all of rows 3 and 5 (axis 1)" in patterns
         assert "zero where torch is not" in patterns
         assert "every channel from 48 (axis 2)" in patterns
@@ -271,8 +277,10 @@ def test_a_tensor_that_was_not_kept_says_how_to_keep_it(run: Path) -> None:
     async def script(pilot: Pilot[None]) -> None:
         await pilot.press("up", "enter")
         await settled(pilot)
-        text = shown(pilot, "#panel-statistics")
+        text = words(pilot, "#panel-statistics")
         assert "were not kept" in text
+        await pilot.press("y")
+        assert pilot.app.clipboard == 'bisect-litert examples/layernorm_overflow.py --blocks "enc.b2"'
         assert 'bisect-litert examples/layernorm_overflow.py --blocks "enc.b2"' in text
         assert "gpu-fp32" in shown(pilot, "#panel-numbers")
 

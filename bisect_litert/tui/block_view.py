@@ -285,6 +285,6 @@ def _not_kept(record: RunRecord, block: BlockResult, tap: TapInfo | None, folder
         return (
             "The tensors of this block were not kept: a run keeps those of culprits and their neighbours, of torch and "
             f"{target_run(record).value}. The numbers below are all there is. To keep this block's, make it the only "
-            f"one:\n\n  {_again(record, block)}"
+            f"one (y copies this):\n\n{_again(record, block)}"
         )
     return "The run folder is not known, so its tensors cannot be read."

@@ -149,9 +149,8 @@ def _magnitudes(low: int, bins: int, per: int, merge: int, colours: Colours) -> 
     text = Text(no_wrap=True)
     text.append("".join(scale) + "\n", colours.faint)
     if "".join(marks).strip():
-        text.append("".join(marks).rstrip()[:width], colours.warn).append("  fp16's limits", colours.faint)
-    else:
-        text.append("well inside fp16's range (6e-8 to 65504)", colours.faint)
+        text.append("".join(marks).rstrip()[:width], colours.warn).append("\n")
+    text.append("fp16 ends at 65504, loses digits below 6.1e-5, and is zero below 6e-8", colours.faint)
     return text
 
 
