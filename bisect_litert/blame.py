@@ -100,7 +100,8 @@ class Blamer:
         cause = self._buffer_cause(reading, values) or cause
         kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
         sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
-        return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden)
+        origin = fault.op.index if fault is not None and cause is Cause.OVERFLOW else -1
+        return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden, origin)
 
     def hidden_overflow(self, reading: Reading, hidden: bool, graph: TappedGraph) -> Culprit | None:
         """Names an overflow inside a block whose output hardly shows it; None when nothing inside overflows."""

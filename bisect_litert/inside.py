@@ -102,14 +102,17 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
         return culprit
     ops = [p.op for p in priced.ops]
     places = tools.sources.places(ops, culprit.block)
-    results = tuple(_result(p, places.get(p.op.index, Place()), tools.graph, priced.guilty) for p in priced.ops)
-    culprit = replace(culprit, ops=results)
     guilty = priced.guilty
     extra: tuple[str, ...] = priced.evidence
+    if guilty < 0 or culprit.kind == "underflow":
+        # No op is wrong at its own operands: 1/0 is infinite anywhere. The range says which one made the zero.
+        guilty = culprit.op if culprit.op in {op.index for op in ops} else guilty
     region: tuple[int, ...] = ()
     if not priced.persists and tools.controls is not None:
         region, told = _fused_region(ops, tools)
         guilty, extra = (region[-1] if region else -1), (*extra, *told)
+    results = tuple(_result(p, places.get(p.op.index, Place()), tools.graph, guilty) for p in priced.ops)
+    culprit = replace(culprit, ops=results)
     if guilty < 0:
         return replace(culprit, evidence=(*culprit.evidence, *extra))
     place = places.get(guilty, Place())

@@ -237,7 +237,12 @@ class Pricer:
         if wrong:
             return wrong[0].op.index
         known = [p for p in prices if p.contribution == p.contribution]
-        return max(known, key=lambda p: p.contribution).op.index if known else -1
+        if not known:
+            return -1
+        # Digits lost once are lost again by whatever handles the same large numbers next: the first of the worst is
+        # the origin.
+        most = max(p.contribution for p in known)
+        return next(p.op.index for p in known if p.contribution >= most / 2)
 
     def _contributions(
         self,

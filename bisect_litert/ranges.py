@@ -81,14 +81,33 @@ def first_fault(
             if new.any():
                 read = _peak_read(graph, op, reference)
                 written = bool((np.abs(ref[new]) > FP16_LAST).any())
-                kind = "overflow" if written or read >= FP16_LAST else "underflow"
-                peak = peak if written else read
-                return RangeFault(op, name, kind, peak, int(new.sum()), ref.size)
+                if not written and read < FP16_LAST:
+                    return _flushed_operand(graph, op, ops, reference, half) or RangeFault(
+                        op, name, "underflow", peak, int(new.sum()), ref.size
+                    )
+                return RangeFault(op, name, "overflow", peak if written else read, int(new.sum()), ref.size)
             zeroed = (out == 0) & (np.abs(ref) > 0.1 * peak) & np.isfinite(ref)
             if peak > 0 and zeroed.any():
                 zeros[t] = root or RangeFault(op, name, "underflow", peak, int(zeroed.sum()), ref.size)
                 flushed = flushed or zeros[t]
     return flushed
+
+
+def _flushed_operand(
+    graph: Graph, op: Op, ops: Sequence[Op], reference: Mapping[int, np.ndarray], half: Mapping[int, np.ndarray]
+) -> RangeFault | None:
+    """The op before, if some of its results became zero, however small beside their neighbours: an epsilon that is
+    gone."""
+    inside = {other.index for other in ops}
+    for t in op.inputs:
+        ref, out, made_by = reference.get(t), half.get(t), graph.producer.get(t)
+        if ref is None or out is None or made_by is None or made_by.index not in inside:
+            continue
+        gone = (out == 0) & (ref != 0)
+        if gone.any():
+            peak = float(np.abs(ref[np.isfinite(ref)]).max(initial=0.0))
+            return RangeFault(made_by, graph.tensors[t].name, "underflow", peak, int(gone.sum()), ref.size)
+    return None
 
 
 def swallowed(

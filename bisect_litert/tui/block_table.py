@@ -193,6 +193,14 @@ class BlockTable(DataTable[Text]):
         """Moves the cursor to a block, if it is shown."""
         self._selected = order
         self._go(order, self.cursor_column)
+        self.call_after_refresh(self._centre)
+
+    def _centre(self) -> None:
+        """Brings a cursor that was set from outside away from the edge."""
+        room = self.size.height - self.header_height
+        row = self.cursor_row - round(self.scroll_y)
+        if room > 4 and not 1 <= row < room - 1:
+            self.scroll_to(y=self.cursor_row - room // 2, animate=False)
 
     def _go(self, order: int, column: int) -> None:
         if order in self.shown:

@@ -212,21 +212,26 @@ class DivergencePlot(Canvas, can_focus=True):
             self._marks(colours.bad, colours.band, colours.warn)
             self._base = ([row[:] for row in self._buffer], [row[:] for row in self._styles])
             self._draw_cursor()
-        legend = Text.assemble(
-            ("Error by depth  ", "bold"),
-            ("●", colours.text),
-            " cumulative ",
-            ("◆", colours.accent),
-            " local ",
-            ("⠒⠒", colours.faint),
-            " expected ",
-        )
-        if both:
-            legend.append("◈", f"bold {colours.accent}").append(" both ")
-        legend.append("✗", f"bold {colours.bad}").append(" culprit")
-        if any(self._broken):
-            legend.append(" ")
-            legend.append("∞", f"bold {colours.warn}").append(" non-finite")
+        self._write_legend(both)
+
+    def _write_legend(self, both: bool) -> None:
+        """Puts the legend on the frame, in short words where the long ones do not fit."""
+        colours = colours_of(self.app)
+        entries = [
+            ("●", colours.text, "cumulative", "total"),
+            ("◆", colours.accent, "local", "local"),
+            ("◈", f"bold {colours.accent}", "both", "both"),
+            ("⠒⠒", colours.faint, "expected", "exp."),
+            ("✗", f"bold {colours.bad}", "culprit", "culprit"),
+            ("∞", f"bold {colours.warn}", "non-finite", "n-fin"),
+        ]
+        wanted = [e for e in entries if (e[0] != "◈" or both) and (e[0] != "∞" or any(self._broken))]
+        for title, words in (("Error by depth  ", 2), ("Error  ", 2), ("", 2), ("", 3)):
+            legend = Text(title, "bold")
+            for entry in wanted:
+                legend.append(entry[0], entry[1]).append(f" {entry[words]} ")
+            if legend.cell_len <= self.size.width - 6:
+                break
         self.border_title = legend.markup
 
     def _levels(self) -> tuple[int, int]:

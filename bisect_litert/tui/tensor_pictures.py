@@ -194,8 +194,10 @@ def along_axes(facts: PairFacts, width: int, colours: Colours) -> Text:
         text.append(f"{name}", "bold")
         text.append(f"  worst at {_worst_position(axis)}: {formats.number(_highest(axis))}", colours.faint)
         text.append(f"  ({per} per cell)\n" if per > 1 else "\n", colours.faint)
+        everywhere = all(broken)
         for value, bad in zip(level, broken, strict=True):
-            if bad:
+            # Where every position has some, they do not tell the positions apart.
+            if bad and not everywhere:
                 text.append("∞", f"bold {colours.bad}")
             elif isnan(value) or top == 0 or value == 0:
                 text.append("·", colours.faint)
@@ -207,14 +209,19 @@ def along_axes(facts: PairFacts, width: int, colours: Colours) -> Text:
     return text
 
 
+def _by_nonfinite(axis: AxisFacts) -> bool:
+    """Whether what is not finite tells the positions apart."""
+    return bool(axis.nonfinite.any() and not axis.nonfinite.all())
+
+
 def _highest(axis: AxisFacts) -> float:
-    if axis.nonfinite.any():
+    if _by_nonfinite(axis):
         return inf
     return float(np.nanmax(axis.error)) if not np.isnan(axis.error).all() else float("nan")
 
 
 def _worst_position(axis: AxisFacts) -> str:
-    which = axis.nonfinite if axis.nonfinite.any() else np.where(np.isnan(axis.error), -1.0, axis.error)
+    which = axis.nonfinite if _by_nonfinite(axis) else np.where(np.isnan(axis.error), -1.0, axis.error)
     first = int(np.argmax(which)) * axis.per_bin
     return str(first) if axis.per_bin == 1 else f"{first}..{min(axis.length, first + axis.per_bin) - 1}"
 
