@@ -89,7 +89,8 @@ class Graph:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
-    def _subgraph(self) -> Any:
+    def subgraph(self) -> Any:
+        """The schema's own object for the main graph."""
         return self.model.subgraphs[self._subgraph_index]
 
     @cached_property
@@ -103,7 +104,7 @@ class Graph:
         from ai_edge_litert.tools import flatbuffer_utils
 
         found = []
-        for index, tensor in enumerate(self._subgraph.tensors):
+        for index, tensor in enumerate(self.subgraph.tensors):
             data = self.model.buffers[tensor.buffer].data
             shape = tuple(int(n) for n in tensor.shape) if tensor.shape is not None else ()
             name = tensor.name.decode(errors="replace") if isinstance(tensor.name, bytes) else str(tensor.name or "")
@@ -123,7 +124,7 @@ class Graph:
                 tuple(int(i) for i in (op.inputs if op.inputs is not None else ()) if i >= 0),
                 tuple(int(i) for i in (op.outputs if op.outputs is not None else ())),
             )
-            for index, op in enumerate(self._subgraph.operators)
+            for index, op in enumerate(self.subgraph.operators)
         )
 
     @cached_property
@@ -140,7 +141,7 @@ class Graph:
         signatures = self.model.signatureDefs or []
         if signatures:
             return tuple(Port(_text(p.name), int(p.tensorIndex)) for p in getattr(signatures[0], side))
-        return tuple(Port(self.tensors[int(i)].name, int(i)) for i in getattr(self._subgraph, side))
+        return tuple(Port(self.tensors[int(i)].name, int(i)) for i in getattr(self.subgraph, side))
 
     @cached_property
     def producer(self) -> dict[int, Op]:
@@ -171,12 +172,12 @@ class Graph:
         dtype = {"FLOAT32": np.float32, "INT32": np.int32, "INT64": np.int64}.get(tensor.dtype)
         if not tensor.constant or dtype is None:
             return None
-        data = self.model.buffers[self._subgraph.tensors[index].buffer].data
+        data = self.model.buffers[self.subgraph.tensors[index].buffer].data
         return np.frombuffer(bytes(data), dtype=dtype).reshape(tensor.shape)
 
     def option(self, op: Op, name: str) -> Any:
         """Returns a builtin option of an op, such as BATCH_MATMUL's "adjY"; None when it has none of that name."""
-        return getattr(self._subgraph.operators[op.index].builtinOptions, name, None)
+        return getattr(self.subgraph.operators[op.index].builtinOptions, name, None)
 
     def inside(self, outputs: Iterable[int], stop: Iterable[int]) -> tuple[Op, ...]:
         """Returns the ops between tensors: those needed for `outputs`, walking back no further than `stop`."""
@@ -273,7 +274,7 @@ class Editor:
         model.buffers = list(model.buffers)
         model.operatorCodes = list(model.operatorCodes)
         model.subgraphs = list(model.subgraphs)
-        subgraph = copy.copy(base._subgraph)
+        subgraph = copy.copy(base.subgraph)
         model.subgraphs[base._subgraph_index] = subgraph
         subgraph.tensors = list(subgraph.tensors)
         subgraph.operators = [copy.copy(op) for op in subgraph.operators]

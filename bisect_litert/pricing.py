@@ -16,9 +16,10 @@ import numpy as np
 
 from bisect_litert.blame import Investigation
 from bisect_litert.culprits import Reading, limit
+from bisect_litert.cutting import cut
 from bisect_litert.emulation import Rounding, allowance, emulate, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, TappedGraph
-from bisect_litert.graph import FEED_PREFIX, Editor, Graph, Op
+from bisect_litert.graph import FEED_PREFIX, Graph, Op
 from bisect_litert.jobs import JobResult
 from bisect_litert.metrics import FP16_UNIT, compare_by_scale, out_of_line
 from bisect_litert.ranges import accumulated_of, swallowed
@@ -161,22 +162,10 @@ class Pricer:
 
     def _alone(self, ops: Sequence[Op], fed: Sequence[int], outputs: Sequence[int]) -> TappedGraph:
         """The block's ops as a graph of their own that reads `fed` as inputs."""
-        editor = Editor(self.case.original)
-        mine = {op.index for op in ops}
-        others = [op for index, op in enumerate(editor.subgraph.operators) if index not in mine]
-        feeds = {}
-        editor.drop_outputs()
-        names = {}
-        for t in outputs:
-            names[t] = f"op_{t:05d}"
-            editor.add_output(names[t], t)
-        for t in fed:
-            name = f"operand_{t:05d}"
-            editor.rewire(t, editor.add_input(name, t), skip=others)
-            feeds[name] = t
-        editor.prune()
+        made = cut(self.case.original, ops, fed, outputs)
         # The values are filled in by _run, which knows them.
-        return TappedGraph(editor.graph(), names, {}, {name: np.array(t) for name, t in feeds.items()})
+        feeds = {name: np.array(t) for name, t in made.inputs.items()}
+        return TappedGraph(made.graph, {t: name for name, t in made.outputs.items()}, {}, feeds)
 
     def _run(
         self, graph: TappedGraph, seen: Mapping[int, np.ndarray], name: str
