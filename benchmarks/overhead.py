@@ -2,8 +2,10 @@
 
     python benchmarks/overhead.py [MODEL[:GLOB] ...] [--repeat N] [--json FILE]
 
-The unavoidable parts are measured in a fresh process: importing torch and litert-torch, one conversion of the untapped model, one eager
-forward. The GPU runs are those that the run itself made, as its record says (compile, run and read, warm shader cache). The ratio is
+The unavoidable parts are measured in a fresh process: importing torch and litert-torch, one conversion of the
+untapped model, one eager
+forward. The GPU runs are those that the run itself made, as its record says (compile, run and read, warm shader
+cache). The ratio is
 the whole command's wall time over their sum.
 """
 
@@ -20,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = ("examples/healthy.py:*", "examples/layernorm_overflow.py:blocks.*", "examples/constant_mask_attention.py:layers.*")
+EXAMPLES = (
+    "examples/healthy.py:*",
+    "examples/layernorm_overflow.py:blocks.*",
+    "examples/constant_mask_attention.py:layers.*",
+)
 
 PARTS = """
 import json, sys, time
@@ -71,7 +77,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     print(
-        f"{'model':<28} {'verdict':<14} {'whole s':>8} {'imports':>8} {'convert':>8} {'gpu':>6} {'runs':>5} {'ratio':>6}"
+        f"{'model':<28} {'verdict':<14} {'whole s':>8} {'imports':>8} {'convert':>8} {'gpu':>6} {'runs':>5}"
+        f" {'ratio':>6}"
     )
     for spec in arguments.models:
         path, _, blocks = spec.partition(":")

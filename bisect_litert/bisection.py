@@ -351,7 +351,7 @@ class _Bisection:
         tools = Tools(
             pricer=Pricer(case),
             sources=Sources(
-                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs),
+                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False),
                 case.original,
                 case.values,
                 list(classes),
