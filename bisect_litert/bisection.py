@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bisect_litert import blocks as block_stage
-from bisect_litert import model_file, run_folder, tapping
+from bisect_litert import model_file, reproduction, run_folder, tapping
 from bisect_litert.blame import Investigation
 from bisect_litert.confidence import Circumstances
 from bisect_litert.conversion import convert, input_names
@@ -375,6 +375,28 @@ class _Bisection:
             if c.block in found.scenes
         }
         found.culprits = look_inside(found.culprits, scenes, tools)
+        found.notes += reproduction.keep(self.folder, found.culprits, self._material(case, tools.pricer))
+
+    def _material(self, case: Investigation, pricer: Pricer) -> reproduction.Material:
+        """What reproductions of the culprits are made of."""
+        tapped = [t for t in case.taps if t.tensor >= 0 and t.layout is not None]
+
+        def right(block: str) -> dict[int, np.ndarray]:
+            shapes = case.original.tensors
+            return {
+                t.tensor: t.layout.from_torch(self.truth.taps[t.key], shapes[t.tensor].shape)
+                for t in tapped
+                if t.block == block and t.layout is not None
+            }
+
+        return reproduction.Material(
+            graph=case.original,
+            values=case.values,
+            walls=frozenset(t.tensor for t in tapped),
+            ops_of=pricer.ops_of,
+            right=right,
+            settings=self.settings,
+        )
 
 
 def _differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:

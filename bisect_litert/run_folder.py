@@ -24,6 +24,7 @@ KNOWN_FILES = (
     "divergence.png",
     "tensors/*.npy",
     "logs/*.log",
+    *(f"repro/{number}/{files}" for number in (1, 2, 3) for files in ("*.tflite", "*.npy", "repro.json")),
 )
 """Globs, relative to the run folder, of what a run writes and a later run with `force` replaces."""
 
@@ -116,7 +117,8 @@ def known_files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for pattern in KNOWN_FILES:
         parent = folder / Path(pattern).parent
-        if parent.is_symlink() and parent != folder:
+        between = [parent, *parent.parents][: len(Path(pattern).parts) - 1]
+        if any(path.is_symlink() for path in between):
             continue
         found += [path for path in sorted(parent.glob(Path(pattern).name)) if path.is_file() or path.is_symlink()]
     return found

@@ -1,0 +1,254 @@
+"""What a run keeps of each culprit so that it can be run again without PyTorch: its ops, their inputs, what is right.
+
+`repro/<n>/` holds `model.tflite` (the culprit's ops and the weights they need), the right values of what it reads and
+what it should write as .npy, and `repro.json`, which says what to look for. `context.tflite` is the same with the
+neighbouring blocks around it, for faults that only their company shows. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bisect_litert.cutting import boundary, compact, constant_bytes, cut, sinks
+from bisect_litert.emulation import allowance
+from bisect_litert.graph import Graph, Op
+from bisect_litert.metrics import FP16_UNIT
+from bisect_litert.record import Cause, Culprit, Settings
+
+FOLDER, FILE = "repro", "repro.json"
+MODEL, CONTEXT = "model.tflite", "context.tflite"
+MAX_CULPRITS = 3
+"""Culprits beyond these get none: whoever repairs the first ones runs again."""
+LIMIT = 64 << 20
+"""Bytes of weights and tensors that one culprit may take."""
+ON_GPU = (Cause.OVERFLOW, Cause.PRECISION_LOSS, Cause.WRONG_KERNEL)
+NEIGHBOURS = 2
+"""Blocks before the culprit that its context holds."""
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """One tensor beside the model."""
+
+    name: str
+    """Of the signature's input or output."""
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpName:
+    """One op of a cut, in execution order."""
+
+    index: int
+    """In the graph that shipped."""
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """The content of `repro.json`."""
+
+    block: str
+    cause: str
+    kind: str
+    ops: tuple[OpName, ...]
+    guilty: int
+    """Index of the guilty op in the graph that shipped; -1 when it was not found."""
+    inputs: tuple[TensorFile, ...]
+    outputs: tuple[TensorFile, ...]
+    """The files hold what is right."""
+    tolerance: float
+    """Relative L2 error that an honest device stays within."""
+    fp32: str
+    """What fp32 on the GPU does: "wrong", "right", or "unknown"."""
+    reference: str
+    """Where the right values come from: "cpu", or "torch" for what the conversion changed."""
+    context: tuple[OpName, ...] = ()
+    """Ops of context.tflite; empty without one."""
+    context_inputs: tuple[TensorFile, ...] = ()
+    schema: int = SCHEMA
+
+    def save(self, folder: Path) -> None:
+        """Writes repro.json."""
+        (folder / FILE).write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Reproduction:
+        """Reads repro.json.
+
+        Raises:
+            OSError: There is none.
+            ValueError: It is damaged or of another version.
+        """
+        data = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise ValueError(f"{FILE} has not schema {SCHEMA}")
+        try:
+            for key in ("inputs", "outputs", "context_inputs"):
+                data[key] = tuple(_tensor_file(entry) for entry in data[key])
+            for key in ("ops", "context"):
+                data[key] = tuple(OpName(int(e["index"]), str(e["type"])) for e in data[key])
+            return cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"{FILE} is damaged: {error}") from None
+
+
+def _tensor_file(entry: Mapping[str, Any]) -> TensorFile:
+    file = Path(str(entry["file"])).name  # never outside its own folder
+    return TensorFile(str(entry["name"]), file, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the run knows that a reproduction is made of."""
+
+    graph: Graph
+    """The graph that ships."""
+    values: Mapping[int, np.ndarray]
+    """Every tensor's value on the CPU, in the graph's layout."""
+    walls: frozenset[int]
+    """The blocks' outputs."""
+    ops_of: Callable[[str], Sequence[Op]]
+    """The ops of a block."""
+    right: Callable[[str], Mapping[int, np.ndarray]]
+    """PyTorch's values of a block's outputs, in the graph's layout."""
+    settings: Settings
+
+
+def keep(folder: Path, culprits: Sequence[Culprit], material: Material) -> list[str]:
+    """Writes a reproduction of each of the first culprits.
+
+    Args:
+        folder: The run folder.
+        culprits: In order.
+        material: What to make them of.
+
+    Returns:
+        A note for each that could not be kept.
+    """
+    notes = []
+    for number, culprit in enumerate(culprits[:MAX_CULPRITS], 1):
+        if culprit.cause not in (*ON_GPU, Cause.CONVERSION):
+            continue
+        try:
+            missing = _keep_one(folder / FOLDER / str(number), culprit, material)
+        except OSError as error:
+            missing = f"it cannot be written ({error.strerror or error})"
+        if missing:
+            notes.append(f"No reproduction of {culprit.block} was kept: {missing}.")
+    return notes
+
+
+def _keep_one(folder: Path, culprit: Culprit, material: Material) -> str:
+    graph = material.graph
+    inside = {op.index for op in culprit.ops}
+    ops = [op for op in graph.ops if op.index in inside] or list(material.ops_of(culprit.block))
+    if not ops:
+        return "none of its ops are known"
+    converted = culprit.cause is Cause.CONVERSION
+    expected = material.right(culprit.block) if converted else material.values
+    ends = [t for t in sinks(ops) if t in expected and t in graph.computed]
+    fed = boundary(graph, ops)
+    absent = [graph.tensors[t].name for t in fed if t not in material.values]
+    if absent or not ends:
+        return f"the value of {absent[0]} is not known" if absent else "none of its outputs can be read alone"
+    size = constant_bytes(graph, ops) + _bytes(material.values, fed) + _bytes(expected, ends)
+    if size > LIMIT:
+        return f"it would take {size >> 20} MB, more than {LIMIT >> 20} MB"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = cut(graph, ops, fed, ends)
+    compact(made.graph).write(folder / MODEL)
+    inputs = _save(folder, made.inputs, material.values)
+    outputs = _save(folder, made.outputs, expected, "expected_")
+    wider = [] if converted else _context(material, ops)
+    outside = boundary(graph, wider)
+    room = LIMIT - size - constant_bytes(graph, wider) - _bytes(material.values, outside)
+    around: tuple[TensorFile, ...] = ()
+    if len(wider) == len(ops) or room < 0 or any(t not in material.values for t in outside):
+        wider = []
+    if wider:
+        whole = cut(graph, wider, outside, [t for t in sinks(wider) if t in graph.computed])
+        compact(whole.graph).write(folder / CONTEXT)
+        around = _save(folder, whole.inputs, material.values)
+        wider = [op for op in wider if _kept(op, whole.outputs.values(), wider)]
+    Reproduction(
+        block=culprit.block,
+        cause=str(culprit.cause),
+        kind=culprit.kind,
+        ops=_names(op for op in ops if _kept(op, ends, ops)),
+        guilty=culprit.op,
+        inputs=inputs,
+        outputs=outputs,
+        tolerance=material.settings.conversion_limit if converted else tolerance(graph, ops, material.settings),
+        fp32="unknown" if converted else "wrong" if culprit.cause is Cause.WRONG_KERNEL else "right",
+        reference="torch" if converted else "cpu",
+        context=_names(wider),
+        context_inputs=around,
+    ).save(folder)
+    return ""
+
+
+def tolerance(graph: Graph, ops: Sequence[Op], settings: Settings) -> float:
+    """Relative L2 error that an honest fp16 device stays within on these ops, at inputs that fp16 holds exactly."""
+    room = min(2 * allowance(graph, ops) * FP16_UNIT, settings.output_limit)
+    limit = max(settings.ratio_limit * FP16_UNIT, room)
+    return limit if isfinite(limit) else settings.output_limit
+
+
+def _context(material: Material, ops: Sequence[Op]) -> list[Op]:
+    """The ops, those of the blocks right before them, and those that follow up to the next blocks' outputs."""
+    graph = material.graph
+    found = {op.index: op for op in ops}
+    for _ in range(NEIGHBOURS):
+        edge = boundary(graph, [found[i] for i in sorted(found)])
+        found.update({op.index: op for op in graph.inside(edge, material.walls)})
+    todo = [t for op in ops for t in op.outputs]
+    seen: set[int] = set()
+    while todo:
+        for op in graph.consumers.get(todo.pop(), ()):
+            if op.index in seen or op.index in found:
+                continue
+            seen.add(op.index)
+            todo += [t for t in op.outputs if t not in material.walls]
+    found.update({i: graph.ops[i] for i in seen})
+    return [found[i] for i in sorted(found)]
+
+
+def _kept(op: Op, outputs: Any, ops: Sequence[Op]) -> bool:
+    """Whether a cut keeps an op: some output needs it."""
+    needed = set(outputs)
+    for other in reversed(ops):
+        if needed.intersection(other.outputs):
+            if other.index == op.index:
+                return True
+            needed.update(other.inputs)
+    return False
+
+
+def _names(ops: Any) -> tuple[OpName, ...]:
+    return tuple(OpName(op.index, op.type) for op in ops)
+
+
+def _bytes(values: Mapping[int, np.ndarray], tensors: Sequence[int]) -> int:
+    return sum(values[t].nbytes for t in tensors if t in values)
+
+
+def _save(
+    folder: Path, ports: Mapping[str, int], values: Mapping[int, np.ndarray], prefix: str = ""
+) -> tuple[TensorFile, ...]:
+    found = []
+    for name, t in ports.items():
+        array = np.ascontiguousarray(values[t])
+        np.save(folder / f"{prefix}{name}.npy", array, allow_pickle=False)
+        found.append(TensorFile(name, f"{prefix}{name}.npy", array.dtype.name, array.shape))
+    return tuple(found)
