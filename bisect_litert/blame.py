@@ -115,10 +115,9 @@ class Blamer:
     def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
         """Whether an output of the model was never written, or holds an operand's values while the graph reads its
         own."""
-        tensor = self._tensor(reading)
-        mine = reading.output or tensor in {port.tensor for port in self.case.original.outputs}
-        if mine and reading.local is not None and reading.local.unwritten and not void(values):
+        if reading.local is not None and reading.local.unwritten and not void(values):
             return Cause.UNWRITTEN_OUTPUT
+        tensor = self._tensor(reading)
         seen = self._returned(reading, tensor, values) if values else None
         if seen is None:
             return None

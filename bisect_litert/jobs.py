@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+MAPPED_BYTES = 1 << 20
+"""Files above this are memory-mapped."""
 OK, FAILED, CRASHED, TIMED_OUT, NOT_RUN = "ok", "failed", "crashed", "timed out", "not run"
 
 
@@ -104,8 +106,10 @@ def read_result(job: Job, folder: Path) -> JobResult:
 
 def _load(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
     path = folder / Path(str(entry["file"])).name  # never outside the job's own folder
-    empty = 0 in entry["shape"]  # nothing to map
-    array: np.ndarray = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+    # A map holds a file descriptor for as long as anyone holds the array, so small tensors are read instead.
+    mapped = path.stat().st_size > MAPPED_BYTES
+    array: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    array.flags.writeable = False
     if list(array.shape) != list(entry["shape"]) or array.dtype.name != entry["dtype"]:
         raise ValueError(
             f"{path.name} holds {array.dtype.name} {list(array.shape)}, announced was {entry['dtype']} {entry['shape']}"

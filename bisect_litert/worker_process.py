@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,10 @@ class WorkerProcess:
     def wait(self, seconds: float) -> str:
         """Waits until the child says something or ends, at most `seconds`; returns "done", "ended" or ""."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        # Not select.select: that refuses descriptors above 1023, which a long-lived process with many maps open has.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            ready = selector.select(seconds)
         if not ready:
             return "" if self.process.poll() is None else "ended"
         text = os.read(self.process.stdout.fileno(), 65536)

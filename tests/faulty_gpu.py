@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +11,17 @@ import numpy as np
 
 from bisect_litert.counterfactual import END, EXCLUDE
 from bisect_litert.emulation import Rounding, emulate
-from bisect_litert.graph import COPY_SUFFIX, Graph
-from bisect_litert.jobs import Job, JobResult
+from bisect_litert.graph import COPY_SUFFIX, TAP_PREFIX, Graph
+from bisect_litert.jobs import CRASHED, TIMED_OUT, Job, JobResult
 from bisect_litert.runners import Runner
 
 LOG = (Path(__file__).parent / "data" / "whole.log").read_text(encoding="utf-8")
 """What the delegate prints when everything runs on the GPU."""
 ADAPTER = "Selected adapter: a GPU of our own, arch=none"
+
+
+STATUS = {"crash": CRASHED, "hang": TIMED_OUT}
+DEATHS = {CRASHED: "signal SIGSEGV", TIMED_OUT: "no result after 300 s"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class Fault:
 
     block: str
     kind: str
-    """"noise", "nan", "zeros", "scale" or "swap"."""
+    """"noise", "nan", "zeros", "scale" or "swap" in the graph; "unwritten" (its tap's buffer), "crash", "hang" in the
+    runtime."""
     fp32: bool = True
     """Whether the fp32 run has it too."""
 
@@ -79,18 +84,55 @@ class FaultyGpu(Runner):
     def run(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None = None) -> dict[str, JobResult]:
         """Runs "gpu" jobs on the CPU."""
         on_gpu = {job.id for job in jobs if job.accelerator.startswith("gpu")}
-        results = super().run([self._faked(job) if job.id in on_gpu else job for job in jobs], on_done)
+        dead = {job.id: status for job in jobs if job.id in on_gpu and (status := self._death(job))}
+        alive = [job for job in jobs if job.id not in dead]
+        results = (
+            super().run([self._faked(job) if job.id in on_gpu else job for job in alive], on_done) if alive else {}
+        )
+        results.update({name: JobResult(name, status, DEATHS[status]) for name, status in dead.items()})
+        for job in alive:
+            if job.id in on_gpu and results[job.id].ok:
+                results[job.id] = self._unwritten(job, results[job.id])
         log = f"{ADAPTER}\n{LOG}"
         return {
             name: replace(result, log_text=log, adapter_line=ADAPTER) if name in on_gpu else result
             for name, result in results.items()
         }
 
+    def _active(self, job: Job, kinds: Sequence[str]) -> Iterator[tuple[Fault, Graph, int]]:
+        """The faults of some kinds whose op this job has on the GPU."""
+        graph = Graph.read(job.model)
+        excluded = {int(i) for i in job.env.get(EXCLUDE, "").split(",") if i}
+        last = int(job.env.get(END, len(graph.ops)))
+        for fault in self.faults:
+            tensor = tensor_of(graph, fault.block) if fault.kind in kinds else -1
+            made_by = graph.producer.get(tensor)
+            if made_by is not None and made_by.index not in excluded and made_by.index <= last:
+                yield fault, graph, tensor
+
+    def _death(self, job: Job) -> str:
+        return next((STATUS[fault.kind] for fault, _, _ in self._active(job, ("crash", "hang"))), "")
+
+    def _unwritten(self, job: Job, result: JobResult) -> JobResult:
+        for _, graph, tensor in self._active(job, ("unwritten",)):
+            copies = {op.outputs[0] for op in graph.consumers.get(tensor, ()) if op.type == "RESHAPE"}
+            for port in graph.outputs:
+                if port.name.startswith(TAP_PREFIX) and (port.tensor == tensor or port.tensor in copies):
+                    empty = np.full(result.outputs[port.name].shape, np.nan, np.float32)
+                    result = replace(
+                        result,
+                        outputs={**result.outputs, port.name: empty},
+                        unwritten={**result.unwritten, port.name: empty.size},
+                    )
+        return result
+
     def _faked(self, job: Job) -> Job:
         graph = Graph.read(job.model)
         excluded = {int(i) for i in job.env.get(EXCLUDE, "").split(",") if i}
         last = int(job.env.get(END, len(graph.ops)))
         for fault in self.faults:
+            if fault.kind in ("unwritten", *STATUS):
+                continue
             tensor = tensor_of(graph, fault.block)
             made_by = graph.producer.get(tensor)
             if made_by is None or made_by.index in excluded or made_by.index > last or (job.fp32 and not fault.fp32):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert import runners
+from bisect_litert import jobs, runners
 from bisect_litert.errors import RunnerError
 from bisect_litert.runners import Job, JobResult, Runner
 
@@ -43,10 +43,19 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_large_tensors_are_mapped_and_small_ones_hold_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not isinstance(fake(tmp_path / "small", "ok")["ok"].outputs["y"], np.memmap)
+    monkeypatch.setattr(jobs, "MAPPED_BYTES", 0)
+    large = fake(tmp_path / "large", "ok")["ok"].outputs["y"]
+    assert isinstance(large, np.memmap)
+    assert not large.flags.writeable
+
+
 def test_an_answer_is_read_as_it_was_given(tmp_path: Path) -> None:
     result = fake(tmp_path, "ok")["ok"]
     assert (result.status, result.detail, result.ok) == ("ok", "", True)
-    assert isinstance(result.outputs["y"], np.memmap)
     assert not result.outputs["y"].flags.writeable
     assert result.unwritten == {"y": 1}
     assert (result.seconds, result.compile_seconds) == (3.0, 1.0)
