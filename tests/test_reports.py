@@ -173,7 +173,7 @@ def test_square_brackets_are_no_markup() -> None:
 def test_commands_can_be_copied_whole() -> None:
     text = text_of(sample.many())
     assert '\nCommands   bisect-litert examples/layernorm_overflow.py --blocks "model.encoder.layers.57.' in text
-    assert '57.self_attention_block.**"\n           bisect-litert report bisect-run-m-1\n' in text
+    assert '57.self_attention_block.**"\n           bisect-litert view bisect-run-m-1\n' in text
 
 
 def test_a_leaf_is_not_offered_to_be_looked_into() -> None:

@@ -211,4 +211,5 @@ def _commands(record: RunRecord, folder: Path | None, model: str) -> Iterator[st
     elif record.verdict.cause is Cause.NONE and not record.settings.inputs:
         yield f"bisect-litert {formats.quote(model)} --inputs yours.npz"
     if folder is not None:
+        yield f"bisect-litert view {formats.quote(str(folder))}"
         yield f"bisect-litert report {formats.quote(str(folder))}"

@@ -330,7 +330,10 @@ class _Total:
         if not badness.size:
             return
         most = min(WORST, badness.size)
-        top = np.argpartition(badness, badness.size - most)[badness.size - most :]
+        # The first of those that are not finite; they are all as bad, and a partition would name any of them.
+        top = np.flatnonzero(np.isinf(badness))[:most]
+        if top.size < most:
+            top = np.argpartition(badness, badness.size - most)[badness.size - most :]
         rows = [(float(badness[i]), first + int(i), float(reference[i]), float(target[i])) for i in top]
         rows = [row for row in rows if row[0] > 0]
         self._worst = sorted([*self._worst, *rows], key=lambda row: (-row[0], row[1]))[:WORST]
