@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "bisect-litert"
 DEFAULT_COMMAND = "run"
+FORMATS = ("text", "md", "json", "junit", "sarif", "csv")
 
 
 class _DefaultGroup(click.Group):
@@ -204,7 +205,7 @@ def blocks(model: str, blocks: tuple[str, ...], inputs: Path | None, seed: int) 
 
 @cli.command()
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", help="[default: text]")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", help="[default: text]")
 @click.option(
     "--tolerance",
     metavar="NAME=X",
@@ -262,6 +263,42 @@ def diff(before: Path, after: Path, form: str, in_view: bool, verbose: bool) -> 
     else:
         _emit(_rendered(lambda console: report_diff.render(found, console, verbose=verbose)))
     return ExitCode.DIVERGED if found.worse else ExitCode.OK
+
+
+@cli.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to.  [default: RUN-bundle]")
+@click.option("--culprit", metavar="N", default=1, show_default=True, help="Which culprit to report.")
+@click.option("--no-weights", is_flag=True, help="Random weights, if the fault still shows.")
+@click.option("--no-inputs", is_flag=True, help="Random inputs, if the fault still shows.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, and no list of what it holds.")
+def bundle(run: Path, out: Path | None, culprit: int, no_weights: bool, no_inputs: bool, quiet: bool) -> ExitCode:
+    """Make a bug report of the run in the folder RUN: one folder and one zip, ready to attach.
+
+    Holds ISSUE.md, and the smallest .tflite that still fails here with a script that shows it.
+    """
+    from bisect_litert.bundling import Wishes, make_bundle
+
+    say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
+    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs), say)
+    _emit(made.summary())
+    return ExitCode.OK
+
+
+@cli.command()
+@click.argument("bundle", metavar="BUNDLE", type=click.Path(path_type=Path, exists=True))
+@click.option("--python", metavar="FILE", default=sys.executable, help="Interpreter with another ai-edge-litert.")
+@click.option("-v", "--verbose", is_flag=True, help="What the reproduction prints, too.")
+def replay(bundle: Path, python: str, verbose: bool) -> ExitCode:
+    """Run the reproduction of a bundle (folder or zip) here: same, fixed, or different.
+
+    Ends as `git bisect run` wants it: 1 same or different, 0 fixed, 125 cannot be tested here.
+    """
+    from bisect_litert.replaying import replay as run_again
+
+    found = run_again(bundle, python)
+    _emit((f"{found.text}\n" if verbose else "") + found.summary())
+    return found.exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -322,6 +359,10 @@ def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bo
 
     if form == "json":
         _emit(record.to_json())
+    elif form in ("junit", "sarif", "csv"):
+        from bisect_litert.reports import accuracy_csv, junit, sarif
+
+        _emit({"junit": junit, "sarif": sarif, "csv": accuracy_csv}[form].render(record))
     elif record.target == PREDICTED:
         from bisect_litert.reports import prediction
 

@@ -306,6 +306,11 @@ class Editor:
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
 
+    def rename(self, t: int, name: str) -> None:
+        """Gives tensor `t` another name."""
+        self.subgraph.tensors[t] = copy.copy(self.subgraph.tensors[t])
+        self.subgraph.tensors[t].name = name.encode()
+
     def add_op(
         self, name: str, inputs: Sequence[int], outputs: Sequence[int], at: int | None = None, **options: Any
     ) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,10 @@ class Reproduction:
     context: tuple[OpName, ...] = ()
     """Ops of context.tflite; empty without one."""
     context_inputs: tuple[TensorFile, ...] = ()
+    accelerator: str = "gpu"
+    """"gpu", or "gpu+cpu" where the GPU alone refuses some of it."""
+    seen: dict[str, str] = field(default_factory=dict)
+    """Of a bundle: versions and GPU it was shrunk with, and what was found."""
     schema: int = SCHEMA
 
     def save(self, folder: Path) -> None:

@@ -99,11 +99,11 @@ def _blocks(record: RunRecord) -> Iterator[str]:
     if folded:
         leading = _leading(record)
         if leading:
-            yield from _block_table(record, [leading])
+            yield from block_table(record, [leading])
             yield ""
         yield f"<details><summary>All {len(record.blocks)} blocks</summary>"
         yield ""
-    yield from _block_table(record, record.blocks)
+    yield from block_table(record, record.blocks)
     if folded:
         yield ""
         yield "</details>"
@@ -114,7 +114,8 @@ def _blocks(record: RunRecord) -> Iterator[str]:
     )
 
 
-def _block_table(record: RunRecord, blocks: Sequence[BlockResult]) -> Iterator[str]:
+def block_table(record: RunRecord, blocks: Sequence[BlockResult]) -> Iterator[str]:
+    """Yields the table of some of a record's blocks."""
     titles = "block, class, corr, rel L2, local, expected, ratio, peak |ref|, non-finite, zeros, ran on, mark"
     columns = titles.split(", ")
     yield _row(columns)

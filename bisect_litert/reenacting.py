@@ -1,0 +1,56 @@
+"""Runs a reproduction as its reader will: as a script of its own, in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bisect_litert import repro_script
+from bisect_litert.errors import UsageError
+
+SCRIPT = "repro.py"
+TIME_LIMIT = 300.0
+"""Seconds that one run may take."""
+
+
+def run_script(folder: Path, scratch: Path, python: str = sys.executable) -> tuple[str, dict[str, Any]]:
+    """Runs our own copy of the script on a reproduction's folder, in a process of its own.
+
+    Nothing of the folder is executed: what came in a bundle from elsewhere is data.
+
+    Args:
+        folder: Holds model.tflite and repro.json.
+        scratch: For what the script measures.
+        python: The interpreter, which needs numpy and ai-edge-litert only.
+
+    Returns:
+        What it printed, and what it measured; "why" says what went wrong when it died.
+    """
+    target = scratch / "answer.json"
+    target.unlink(missing_ok=True)
+    script = shutil.copyfile(Path(repro_script.__file__), scratch / SCRIPT)  # beside none of our modules
+    command = [python, str(script), str(folder.resolve()), "--json", str(target)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT, env=_environment(scratch)
+        )
+        text, why = done.stdout, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+    except subprocess.TimeoutExpired:
+        text, why = "", f"it gave no answer within {TIME_LIMIT:g} s"
+    except OSError as error:
+        raise UsageError(f"{python} cannot be started: {error.strerror}.", hint="Give a Python interpreter.") from None
+    try:
+        return text, dict(json.loads(target.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return text, {"result": repro_script.UNTESTED, "why": why}
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    runtime = scratch / "runtime"
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    return {"XDG_RUNTIME_DIR": str(runtime), **os.environ, "PYTHONIOENCODING": "utf-8"}

@@ -1,0 +1,246 @@
+"""Runs model.tflite beside this file on the GPU and says whether it still goes wrong. Needs numpy and ai-edge-litert.
+
+    python repro.py [FOLDER] [--json FILE] [-v]
+
+FOLDER (this file's own by default) holds model.tflite, repro.json, the inputs and what is right as .npy. It runs on the
+GPU in default precision and in fp32, and on the CPU, and prints expected against got.
+
+Exit codes: 1 the GPU is wrong, 0 it is right, 125 it cannot be tested here (what `git bisect run` skips).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WRONG, RIGHT, CANNOT_TEST = 1, 0, 125
+SAME, FIXED, DIFFERENT, UNTESTED = "reproduces", "fixed", "different", "cannot be tested"
+FP16_MAX = 65504.0
+_REFUSED = "not accelerated"
+
+
+def error(reference: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """Measures a tensor against the right one.
+
+    Returns:
+        "new_nonfinite", a count of elements; and "relative_l2" over the elements that are finite on both sides and that
+        fp16 can hold, where numbers of two scales stand side by side (a mask beside scores) that of the worse scale.
+    """
+    ref = np.asarray(reference, np.float64).reshape(-1)
+    out = np.asarray(target, np.float64).reshape(-1)
+    bad = ~np.isfinite(out) & (np.isfinite(ref) | (np.isinf(ref) & (out != ref)))
+    both = np.isfinite(ref) & np.isfinite(out)
+    held = both & (np.abs(ref) < FP16_MAX)
+    parts = [held if held.any() else both]
+    sizes = np.abs(ref[held & (ref != 0)])
+    if sizes.size > 1:
+        octaves = np.unique(np.floor(np.log2(sizes)))
+        gaps = np.flatnonzero(np.diff(octaves) > 6)
+        for gap in gaps:
+            small = held & (np.abs(ref) < 2.0 ** octaves[gap + 1])
+            if min(small.sum(), held.sum() - small.sum()) * 100 >= held.sum():
+                parts += [small, held & ~small]
+    return {"new_nonfinite": int(bad.sum()), "relative_l2": max(_relative(ref[p], out[p]) for p in parts)}
+
+
+def _relative(reference: np.ndarray, target: np.ndarray) -> float:
+    if not reference.size:
+        return 0.0
+    power, off = float(reference @ reference), float((target - reference) @ (target - reference))
+    return (off / power) ** 0.5 if power else (0.0 if off == 0 else float("inf"))
+
+
+def off(measured: Mapping[str, float], tolerance: float) -> bool:
+    """Whether a tensor is wrong: something newly non-finite, or further off than an honest device may be."""
+    return measured["new_nonfinite"] > 0 or measured["relative_l2"] > tolerance
+
+
+def verdict(cause: str, tolerance: float, gpu: Any, fp32: Any) -> str:
+    """Says what the GPU's errors, by output, come to: the fault of this cause, another one, or none.
+
+    Args:
+        cause: "wrong-kernel" shows in fp32 as well; "overflow" and "precision-loss" do not, and the latter is finite.
+        tolerance: See `off`.
+        gpu: By output, `error` of the run in default precision.
+        fp32: The same of the run in fp32.
+    """
+    wrong = [name for name in gpu if off(gpu[name], tolerance)]
+    exact = [name for name in fp32 if off(fp32[name], tolerance)]
+    if not wrong and not exact:
+        return FIXED
+    if cause == "wrong-kernel":
+        return SAME if set(wrong) & set(exact) else DIFFERENT
+    finite = not any(gpu[name]["new_nonfinite"] for name in gpu)
+    return SAME if wrong and not exact and (finite or cause != "precision-loss") else DIFFERENT
+
+
+@contextlib.contextmanager
+def quiet(log: Any, loud: bool) -> Iterator[None]:
+    """Sends what the C++ side prints (file descriptors 1 and 2) to a file."""
+    if loud:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        os.close(saved[0])
+        os.close(saved[1])
+
+
+def run(path: Path, inputs: Mapping[str, np.ndarray], where: str, fp32: bool = False) -> dict[str, np.ndarray]:
+    """Runs a model and returns its outputs by signature name; "gpu", "gpu+cpu" or "cpu"."""
+    from ai_edge_litert.compiled_model import CompiledModel
+    from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+    from ai_edge_litert.options import GpuOptions, Options
+
+    wanted = HardwareAccelerator.CPU if where == "cpu" else HardwareAccelerator.GPU
+    if where == "gpu+cpu":
+        wanted = HardwareAccelerator.GPU | HardwareAccelerator.CPU
+    gpu = None if where == "cpu" else GpuOptions(enforce_f32=fp32)
+    model = CompiledModel.from_file(str(path), options=Options(hardware_accelerators=wanted, gpu_options=gpu))
+    key = next(iter(model.get_signature_list()))
+    reads, writes = model.get_input_tensor_details(key), model.get_output_tensor_details(key)
+    buffers = {name: model.create_input_buffer_by_name(key, name) for name in reads}
+    for name, buffer in buffers.items():
+        array = np.ascontiguousarray(inputs[name], np.dtype(str(reads[name]["dtype"])))
+        buffer.write(array.reshape(-1).view(np.uint8))
+    outputs = {name: model.create_output_buffer_by_name(key, name) for name in writes}
+    for name, buffer in outputs.items():  # what no kernel writes stays NaN
+        empty = np.full(tuple(writes[name]["shape"]), np.nan).astype(np.dtype(str(writes[name]["dtype"])))
+        buffer.write(empty.reshape(-1).view(np.uint8))
+    model.run_by_name(key, buffers, outputs)
+    found = {}
+    for name, buffer in outputs.items():
+        dtype, shape = np.dtype(str(writes[name]["dtype"])), tuple(writes[name]["shape"])
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raw = np.array(buffer.read(size, np.uint8))
+        found[name] = (raw != 0 if dtype.kind == "b" else raw.view(dtype)).reshape(shape)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the reproduction and prints what came out; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Runs the reproduction; exit code 1: wrong, 0: right, 125: no GPU.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what LiteRT prints")
+    options = parser.parse_args(arguments)
+    folder = options.folder
+    about = json.loads((folder / "repro.json").read_text(encoding="utf-8"))
+    inputs = {t["name"]: np.load(folder / t["file"], allow_pickle=False) for t in about["inputs"]}
+    expected = {t["name"]: np.load(folder / t["file"], allow_pickle=False) for t in about["outputs"]}
+    answer: dict[str, Any] = {"result": UNTESTED, "why": "", "adapter": "", "outputs": {}, "version": _version()}
+    runs: dict[str, dict[str, np.ndarray]] = {}
+    on_gpu = about["reference"] != "torch"
+    where = about.get("accelerator", "gpu")
+    plan = [("GPU", where, False), ("GPU, fp32", where, True)] if on_gpu else []
+    with tempfile.TemporaryFile() as log:
+        try:
+            for name, accelerator, fp32 in [*plan, ("CPU", "cpu", False)]:
+                with quiet(log, options.verbose):
+                    runs[name] = run(folder / "model.tflite", inputs, accelerator, fp32)
+        except Exception as failure:
+            refused = _REFUSED in str(failure)
+            said = "the GPU refuses it" if refused else f"{type(failure).__name__} on the {name}"
+            answer["why"] = f"{said}: {' '.join(str(failure).split())[:300]}"
+        log.seek(0)
+        text = log.read().decode("utf-8", "replace")
+    adapter = re.search(r"Selected adapter: (.*?)(?:, arch=.*)?$", text, re.MULTILINE)
+    answer["adapter"] = adapter.group(1).strip() if adapter else ""
+    if not answer["why"] and "Validation error:" in text:
+        answer["why"] = "the GPU reported a validation error; run with -v"
+    _judge(about, expected, runs, answer)
+    _print(about, expected, runs, answer)
+    if options.json:
+        options.json.write_text(json.dumps(answer, indent=1), encoding="utf-8")
+    return {FIXED: RIGHT, UNTESTED: CANNOT_TEST}.get(answer["result"], WRONG)
+
+
+def _judge(about: Any, expected: Any, runs: Any, answer: dict[str, Any]) -> None:
+    if answer["why"]:
+        return
+    errors = {run: {name: error(expected[name], got[name]) for name in expected} for run, got in runs.items()}
+    answer["outputs"] = errors
+    tolerance = about["tolerance"]
+    wrong_on_cpu = any(off(e, tolerance) for e in errors["CPU"].values())
+    if about["reference"] == "torch":
+        answer["result"] = SAME if wrong_on_cpu else FIXED
+    elif wrong_on_cpu:
+        answer["result"] = DIFFERENT
+        answer["why"] = "the CPU is wrong here too"
+    else:
+        answer["result"] = verdict(about["cause"], tolerance, errors["GPU"], errors["GPU, fp32"])
+
+
+def _print(about: Any, expected: Any, runs: Any, answer: Mapping[str, Any]) -> None:
+    ops = ", ".join(op["type"] for op in about["ops"][:12]) + (", ..." if len(about["ops"]) > 12 else "")
+    print(f"ai-edge-litert {answer['version']}, Python {platform.python_version()}, {platform.system()}")
+    print(f"adapter: {answer['adapter'] or 'none'}")
+    print(f"model.tflite: {ops}")
+    for name, value in expected.items():
+        print(f"\n{name} {list(value.shape)}, tolerance {about['tolerance']:.1e}")
+        print(f"  {'':10}{'rel L2 error':>13}{'non-finite':>12}{'largest':>11}   values")
+        for label, got in [("expected", value), *((run, outputs[name]) for run, outputs in runs.items())]:
+            measured = answer["outputs"].get(label, {}).get(name)
+            cells = f"{measured['relative_l2']:13.2e}" if measured else " " * 13
+            finite = np.abs(got[np.isfinite(got)].astype(np.float64))
+            peak = float(finite.max()) if finite.size else float("nan")
+            first = " ".join(f"{float(v):.6g}" for v in _where(about, expected, runs, name, got))
+            print(f"  {label:10}{cells}{int((~np.isfinite(got)).sum()):12}{peak:11.3g}   {first}")
+    words = {
+        SAME: f"REPRODUCES: {about['cause']}",
+        FIXED: "DOES NOT REPRODUCE: everything is right here",
+        DIFFERENT: "WRONG IN ANOTHER WAY than what was recorded",
+        UNTESTED: "CANNOT BE TESTED here",
+    }
+    print(f"\n{words[answer['result']]}{': ' + answer['why'] if answer['why'] else ''}")
+
+
+def _where(about: Any, expected: Any, runs: Any, name: str, got: np.ndarray) -> np.ndarray:
+    """Four values from the place where the run that decides is furthest off."""
+    right = np.asarray(expected[name], np.float64).reshape(-1)
+    start = 0
+    if runs:
+        first = "GPU, fp32" if about["cause"] == "wrong-kernel" and "GPU, fp32" in runs else next(iter(runs))
+        seen = np.asarray(runs[first][name], np.float64).reshape(-1)
+        with np.errstate(invalid="ignore"):
+            apart = np.where(np.isfinite(seen), np.abs(seen - right), np.inf)
+        start = max(0, min(int(np.argmax(apart)), right.size - 4))
+    return np.asarray(got).reshape(-1)[start : start + 4]
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("ai-edge-litert")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    if "-v" not in sys.argv and "--verbose" not in sys.argv:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the C++ side prints when it is torn down
+    sys.exit(code)
