@@ -4,8 +4,7 @@ block is named.
     python benchmarks/fault_injection.py [--graphs N] [--kinds KIND,...] [--limit SECONDS] [--json FILE]
 
 The GPU is a stand-in (tests/faulty_gpu.py): the CPU, rounding as an honest fp16 device does, with noise, NaN, zeros,
-a wrong scale,
-swapped outputs, an unwritten buffer, a crash or a hang behind block k. Every graph is converted once.
+a wrong scale, swapped outputs, an unwritten buffer, a crash or a hang behind block k. Every graph is converted once.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     python benchmarks/overhead.py [MODEL[:GLOB] ...] [--repeat N] [--json FILE]
 
 The unavoidable parts are measured in a fresh process: importing torch and litert-torch, one conversion of the
-untapped model, one eager
-forward. The GPU runs are those that the run itself made, as its record says (compile, run and read, warm shader
-cache). The ratio is
-the whole command's wall time over their sum.
+untapped model, one eager forward. The GPU runs are those that the run itself made, as its record says (compile, run
+and read, warm shader cache). The ratio is the whole command's wall time over their sum.
 """
 
 from __future__ import annotations

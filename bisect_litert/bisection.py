@@ -1,8 +1,7 @@
 """The order of things: load, convert once, tap, run, measure, search, heal, judge, write.
 
 Stages know nothing of each other; this is the one place where they meet. `run_bisection` is what the command line
-calls,
-`bisect` what Python code calls; both end in `_Bisection`.
+calls, `bisect` what Python code calls; both end in `_Bisection`.
 """
 
 from __future__ import annotations

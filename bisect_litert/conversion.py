@@ -82,8 +82,7 @@ def input_names(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     """Returns the value of each signature input, by its name.
 
     litert-torch flattens (args, kwargs) in pytree order and names the inputs after their path; an input that the
-    graph does not use keeps
-    its place. Names are matched where they can be, order decides where they cannot.
+    graph does not use keeps its place. Names are matched where they can be, order decides where they cannot.
 
     Raises:
         ConversionError: The graph has another number of inputs than the model was given.

@@ -146,8 +146,8 @@ def hints_at_range(reading: Reading) -> bool:
     """Whether the range, though it keeps a block's error below the limit, costs more than the digits do.
 
     Emulated fp16 and the rounding-only run differ in nothing but the range. Where the first is off by twice what the
-    second is, and
-    the target by as much, something inside left the range; a skip path or a saturating function hides it.
+    second is, and the target by as much, something inside left the range; a skip path or a saturating function hides
+    it.
     """
     half, local = reading.half, reading.local
     if half is None or local is None or not half.finite_agreement or not local.finite_agreement:
@@ -160,8 +160,7 @@ def find_loss(readings: Sequence[Reading], settings: Settings, off_by: float | N
     """Explains model outputs that are out of line though no block is faulty.
 
     A block loses digits in a jump when it amplifies the error `jump_limit` times, to a level of its own that explains
-    a good part of
-    the outputs' error.
+    a good part of the outputs' error.
 
     Args:
         readings: In data flow order.
@@ -170,8 +169,7 @@ def find_loss(readings: Sequence[Reading], settings: Settings, off_by: float | N
 
     Returns:
         The block with the largest jump, if any, and whether an output is out of line at all. No block though an
-        output is out of line
-        means that the error compounds.
+        output is out of line means that the error compounds.
     """
     outputs = [r for r in readings if r.output and out_of_line(r.cumulative, settings.output_limit)]
     if off_by is None:

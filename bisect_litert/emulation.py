@@ -24,8 +24,7 @@ from bisect_litert.graph import Editor, Graph, Op
 
 SPLITTER = 2.0**13 + 1
 """Dekker's splitting constant for float32 (24 bits) that leaves the upper 24 - 13 = 11 bits: T. J. Dekker, "A
-floating-point
-technique for extending the available precision", Numerische Mathematik 18 (1971)."""
+floating-point technique for extending the available precision", Numerische Mathematik 18 (1971)."""
 SPLIT_LIMIT = 1e34
 """Above this, value * SPLITTER leaves float32."""
 
@@ -139,16 +138,11 @@ def allowance(graph: Graph, ops: Iterable[Op]) -> float:
     """Factor on the storage-rounding error that fp16 accumulation over the block's longest sum may add, at least 1.
 
     Adding K terms of random sign one after the other, each partial sum s_k ~ sqrt(k) is rounded with a relative error
-    of
-    standard deviation u/sqrt(3): the variance of the result is u^2/3 * sum(k) = u^2 K^2/6 against a value of variance
-    K, so
-    u * sqrt(K/6), where rounding the stored result alone costs u/sqrt(3). Together: sqrt(1 + K/2) times the storage
-    error
-    (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41,
-    2019). Terms of
-    one sign give a factor of the same order, sqrt(1 + K/3). Batched matmul and MEAN accumulate in fp32 where it was
-    measured, but
-    nothing promises that elsewhere.
+    of standard deviation u/sqrt(3): the variance of the result is u^2/3 * sum(k) = u^2 K^2/6 against a value of
+    variance K, so u * sqrt(K/6), where rounding the stored result alone costs u/sqrt(3). Together: sqrt(1 + K/2)
+    times the storage error (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM
+    J. Sci. Comput. 41, 2019). Terms of one sign give a factor of the same order, sqrt(1 + K/3). Batched matmul and
+    MEAN accumulate in fp32 where it was measured, but nothing promises that elsewhere.
     """
     longest = max((accumulation_length(graph, op) for op in ops), default=1)
     return sqrt(1 + longest / 2) if longest > 1 else 1.0

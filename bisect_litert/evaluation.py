@@ -71,8 +71,7 @@ class Evaluator:
         """Runs the graph in each of the given ways, in one request.
 
         Taps that exceed the memory budget are spread over several runs of the same graph and put together again; runs
-        repeat, so
-        the split does not show.
+        repeat, so the split does not show.
 
         Returns:
             Results by kind; a job that failed is a result with a status, never an exception.

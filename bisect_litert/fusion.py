@@ -1,8 +1,7 @@
 """The last rung of the ladder: what goes away when it is looked at, or kills the runtime, is found without any taps.
 
 Ops 0..N on the GPU and the rest on the CPU: the model's own outputs then tell whether the fault lies up to N, and
-halving finds the
-op with which it comes, in a number of compiles logarithmic in the graph's length.
+halving finds the op with which it comes, in a number of compiles logarithmic in the graph's length.
 """
 
 from __future__ import annotations

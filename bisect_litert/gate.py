@@ -1,8 +1,7 @@
 """The untapped gate: taps are trusted only when the model's own outputs come out the same with and without them.
 
 GPU runs repeat bit by bit, so the untapped graph's outputs are a sharp test. When copies of tapped tensors cure or
-cause a symptom the
-tensors themselves are exposed; what then still differs is said to be so.
+cause a symptom the tensors themselves are exposed; what then still differs is said to be so.
 """
 
 from __future__ import annotations

@@ -240,10 +240,8 @@ class Graph:
         """Adds tensors as outputs.
 
         A tensor that is also consumed leaves through its own same-shape RESHAPE when `copies` is set: the delegate
-        hands a tensor
-        that is output and consumed to the wrong buffer (docs/taps.md). One that is already an output and nothing else
-        is
-        not tapped twice, since of two outputs with one tensor only one gets written.
+        hands a tensor that is output and consumed to the wrong buffer (docs/taps.md). One that is already an output
+        and nothing else is not tapped twice, since of two outputs with one tensor only one gets written.
 
         Args:
             tensors: Tensor indices; none may be a constant or a graph input.

@@ -1,8 +1,7 @@
 """Heal and continue: find what is wrong, give what reads it torch's own value, look again, until the rest runs clean.
 
 A first fault can hide a second (zeros overflow nothing) and can make one up (garbage overflows everything). So what
-follows a suspect
-is believed only at healed inputs, and what shows only there is called hidden.
+follows a suspect is believed only at healed inputs, and what shows only there is called hidden.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ class _Rounds:
         """Digits lost before a fault: healing the fault with torch's value hides them, repairing it would not.
 
         One torch forward computes the faults and all that follows from what the target handed them. If an output is
-        off then, what came
-        before is to blame as well.
+        off then, what came before is to blame as well.
         """
         case, found = self.case, self.found
         values = found.values.get(case.target)
@@ -277,8 +275,7 @@ class _Rounds:
         """Whether a block's fault may be no more than that of a culprit before it, even at healed inputs.
 
         It may when the block reads the culprit's inner tensors past the point where the culprit is healed, or when
-        what it is
-        given, in PyTorch's own values, does not fit into fp16 in the first place.
+        what it is given, in PyTorch's own values, does not fit into fp16 in the first place.
         """
         guilty = set(self.confirmed) | self.merged
         if number and block not in self.suspects and self.entangled.get(block, frozenset()) & guilty:
@@ -303,9 +300,8 @@ class _Rounds:
         """Whether a fault counts only if an output suffers.
 
         Lost digits do, a conversion that costs less than fp16 does, and small numbers that became zero, and numbers
-        beyond 65504 that became the infinity of their
-        sign while
-        everything behind them stays in line, as a mask of -1e9 does in front of a softmax.
+        beyond 65504 that became the infinity of their sign while everything behind them stays in line, as a mask of
+        -1e9 does in front of a softmax.
         """
         local = reading.local
         if culprit.cause is Cause.PRECISION_LOSS:

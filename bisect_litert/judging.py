@@ -124,8 +124,7 @@ def settle_taps(known: Findings, controls: Controls) -> None:
     """Settles a disagreement between tapped and shipped graph: the shipped graph's outputs have the last word.
 
     Right as shipped, what the taps show is the taps' doing, and no culprit stands. Wrong as shipped, and nothing
-    found with
-    taps, the fault is looked for without any.
+    found with taps, the fault is looked for without any.
     """
     choice, found = known.choice, known.found
     if choice is None or choice.agrees or known.graph is None:

@@ -38,8 +38,7 @@ def keep(
 
     Returns:
         By tap key: the reference's and the target's file, relative to the folder. Taps that did not fit or could not
-        be written are left
-        out.
+        be written are left out.
     """
     left = BUDGET
     found: dict[str, tuple[str, str]] = {}

@@ -68,10 +68,9 @@ def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: in
     """As `compare`, with the error taken scale by scale where a tensor holds numbers of two scales.
 
     Beside a mask of -1e4 the scores it was added to vanish in a norm, however wrong they are. So where a gap of
-    `GAP_OCTAVES` empty
-    octaves parts the magnitudes, the worse side's relative L2 error, correlation, SNR, scale and largest error count.
-    What
-    lies beyond 65504, which fp16 cannot hold, is left to the counts (`new_nonfinite`, `saturated`, `target_peak`).
+    `GAP_OCTAVES` empty octaves parts the magnitudes, the worse side's relative L2 error, correlation, SNR, scale and
+    largest error count. What lies beyond 65504, which fp16 cannot hold, is left to the counts (`new_nonfinite`,
+    `saturated`, `target_peak`).
     """
     whole = compare(reference=reference, target=target, unwritten=unwritten)
     if reference.dtype.kind != "f" or reference.size < 2:

@@ -1,9 +1,8 @@
 """Inside a culprit: every op priced at the target's own operands, by one CPU run in which no op sees another's result.
 
 All ops of the block are tapped in the file, the target runs once more, and a CPU graph is made in which each op reads
-the target's
-tensors as graph inputs. What the CPU makes of an op's own operands against what the target made of them is that op's
-doing alone.
+the target's tensors as graph inputs. What the CPU makes of an op's own operands against what the target made of them
+is that op's doing alone.
 """
 
 from __future__ import annotations

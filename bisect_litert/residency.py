@@ -14,8 +14,8 @@ def refused_ops(graph: Graph, findings: LogFindings) -> tuple[frozenset[int], di
     """Finds the ops a log says were refused.
 
     The log names the tensor for some reasons and only the op type for others; a reason that speaks of dimensions or
-    rank then means the
-    ops of that type that touch a tensor of rank 5 or more, any other reason means all of the type.
+    rank then means the ops of that type that touch a tensor of rank 5 or more, any other reason means all of the
+    type.
 
     Returns:
         Op indices, and the same by "OP: reason".
@@ -42,9 +42,8 @@ def on_gpu(graph: Graph, findings: LogFindings, refused: frozenset[int]) -> froz
     """Works out which ops ran on the GPU.
 
     TensorFlow Lite cuts the graph into runs of supported and unsupported ops, each run taking every op whose inputs
-    are ready, and gives
-    the delegate the largest. Doing the same and arriving at the number of ops that the log states is what makes it
-    known.
+    are ready, and gives the delegate the largest. Doing the same and arriving at the number of ops that the log
+    states is what makes it known.
 
     Returns:
         Op indices, or None when the count does not come out.

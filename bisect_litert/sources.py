@@ -15,8 +15,7 @@ from bisect_litert.tapper import same_value
 
 CLOSE = 1e-3
 """Relative L2 difference up to which an op and a torch operator hold one value. Values of one block are told apart
-easily; the
-tolerance has to cover what fp32 loses inside it."""
+easily; the tolerance has to cover what fp32 loses inside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,7 @@ class Sources:
         """Finds module and line of each op of a block.
 
         An op whose value no torch operator has lies inside one that was taken apart; it gets the line of the next op
-        in its way
-        that has one.
+        in its way that has one.
         """
         module = block.split("@")[0]
         nodes = self._nodes(module)

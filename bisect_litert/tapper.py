@@ -1,10 +1,9 @@
 """Finds each block's output among the converted graph's tensors: names propose, values prove.
 
 A tensor is a partner when it holds the block's value, up to a permutation of axes and a reshape, as closely as fp32
-arithmetic
-allows. Several tensors often do (a RESHAPE behind it, an activation that changed nothing on these inputs); then the
-module path in
-the tensor's name decides, and the last of the best-named wins, since a block's output is the end of the block.
+arithmetic allows. Several tensors often do (a RESHAPE behind it, an activation that changed nothing on these inputs);
+then the module path in the tensor's name decides, and the last of the best-named wins, since a block's output is the
+end of the block.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ SAMPLE = 4096
 """Elements compared before a whole tensor is: a wrong permutation shows in far fewer."""
 NAMED_TOLERANCE = 1e-3
 """Relative L2 difference that a tensor named after the block may show. Plain CPU kernels add up one by one: a
-GroupNorm over half a
-million elements is off by 1.4e-4, a mean over 1.5 million by 2.4e-5 (measured), where torch's own fp32 error is
-2e-7."""
+GroupNorm over half a million elements is off by 1.4e-4, a mean over 1.5 million by 2.4e-5 (measured), where torch's
+own fp32 error is 2e-7."""
 MAX_PERMUTED_RANK = 6
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 

@@ -126,8 +126,7 @@ def reexport(
 
     Returns:
         The graph without the taps as outputs, the tensor of each tap, and the signature output of each of the model's
-        own; None when the
-        tapped model does not convert.
+        own; None when the tapped model does not convert.
     """
     try:
         graph = convert(wrap(keys), args, kwargs, path, log)

@@ -11,7 +11,7 @@ import numpy as np
 
 from bisect_litert.counterfactual import END, EXCLUDE
 from bisect_litert.emulation import Rounding, emulate
-from bisect_litert.graph import COPY_SUFFIX, TAP_PREFIX, Graph
+from bisect_litert.graph import COPY_SUFFIX, Graph
 from bisect_litert.jobs import CRASHED, TIMED_OUT, Job, JobResult
 from bisect_litert.runners import Runner
 
@@ -117,7 +117,7 @@ class FaultyGpu(Runner):
         for _, graph, tensor in self._active(job, ("unwritten",)):
             copies = {op.outputs[0] for op in graph.consumers.get(tensor, ()) if op.type == "RESHAPE"}
             for port in graph.outputs:
-                if port.name.startswith(TAP_PREFIX) and (port.tensor == tensor or port.tensor in copies):
+                if port.tensor == tensor or port.tensor in copies:
                     empty = np.full(result.outputs[port.name].shape, np.nan, np.float32)
                     result = replace(
                         result,

@@ -193,7 +193,8 @@ class BlockTable(DataTable[Text]):
         """Moves the cursor to a block, if it is shown."""
         self._selected = order
         self._go(order, self.cursor_column)
-        self.call_after_refresh(self._centre)
+        # The table itself scrolls after the next refresh; this comes behind that.
+        self.call_after_refresh(self.call_after_refresh, self._centre)
 
     def _centre(self) -> None:
         """Brings a cursor that was set from outside away from the edge."""

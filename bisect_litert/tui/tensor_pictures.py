@@ -250,17 +250,22 @@ def heat_map(heat: HeatMap | None, facts: PairFacts, colours: Colours, width: in
     finite = heat.level[np.isfinite(heat.level)]
     top = float(finite.max()) if finite.size else 0.0
     label = max(3, len(str(int(heat.rows[-1])))) if heat.rows.size else 3
-    columns = heat.columns[: max(1, width - label - 1)]
+    # Read for a wider panel than this one: neighbours share a cell, which shows the worse of them.
+    merge = ceil(heat.columns.size / max(1, width - label - 1))
+    starts = np.arange(0, heat.columns.size, merge)
+    columns = heat.columns[starts]
+    level = np.maximum.reduceat(heat.level, starts, axis=1)
+    zeroed = np.logical_and.reduceat(heat.zeroed, starts, axis=1)
     text.append(" " * (label + 1) + _column_labels(columns) + "\n", colours.faint)
     for y, first in enumerate(heat.rows):
         text.append(f"{first:>{label}} ", colours.faint)
         for x in range(len(columns)):
-            text.append(*_cell(float(heat.level[y, x]), bool(heat.zeroed[y, x]), top, colours))
+            text.append(*_cell(float(level[y, x]), bool(zeroed[y, x]), top, colours))
         text.append("\n")
-    text.append(f"error / rms: · ≤ {formats.number(_step(top, 1))}", colours.faint)
-    for i in range(2, len(SHADES)):
-        text.append(f"  {SHADES[i]} ≤ {formats.number(_step(top, i))}", colours.faint)
-    text.append("  0 lost to zero  ∞ not finite", colours.faint)
+    text.append("error/rms ", colours.faint)
+    for i in range(1, len(SHADES)):
+        text.append(f"{SHADES[i]}≤{formats.number(_step(top, i))} ", colours.faint)
+    text.append("0 zeroed ∞ not finite", colours.faint)
     return text
 
 

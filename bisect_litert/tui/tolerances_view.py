@@ -65,7 +65,7 @@ class TolerancesView(VerticalScroll):
             with Horizontal(classes="tolerance-row"):
                 yield Label(name)
                 yield Input(f"{getattr(self._settings, field):g}", id=f"tolerance-{name}", compact=True)
-                yield Label(f"{EXPLAINED[name]} (run: {getattr(self._settings, field):g})", classes="explained")
+                yield Label(f"run: {getattr(self._settings, field):g} · {EXPLAINED[name]}", classes="explained")
         yield Static(id="tolerance-result", classes="panel")
 
     def on_mount(self) -> None:
