@@ -304,6 +304,16 @@ class Editor:
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
 
+    def fill(self, t: int, data: np.ndarray) -> None:
+        """Gives constant `t` other values; other tensors that shared its weights keep theirs."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), dtype=np.uint8)
+        self.model.buffers.append(buffer)
+        self.subgraph.tensors[t] = copy.copy(self.subgraph.tensors[t])
+        self.subgraph.tensors[t].buffer = len(self.model.buffers) - 1
+
     def rename(self, t: int, name: str) -> None:
         """Gives tensor `t` another name."""
         self.subgraph.tensors[t] = copy.copy(self.subgraph.tensors[t])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -55,13 +54,7 @@ def without_weights(trial: Trial, shrinker: Shrinker) -> tuple[Trial, str] | Non
             value = trial.graph.constant(t)
             if value is None:
                 return None
-            made = np.ascontiguousarray(make(value.astype(np.float64), rng), np.float32)
-            # In its own place: a constant given to another tensor would leave the old one in the file.
-            buffer = _buffer(made)
-            editor.model.buffers.append(buffer)
-            tensor = copy.copy(editor.subgraph.tensors[t])
-            tensor.buffer = len(editor.model.buffers) - 1
-            editor.subgraph.tensors[t] = tensor
+            editor.fill(t, np.asarray(make(value.astype(np.float64), rng), np.float32))
         again = shrinker.run(compact(editor.graph()), trial.inputs, trial.tolerance, trial.ops)
         if again.shows:
             return again, how
@@ -94,11 +87,3 @@ def _random_inputs(inputs: Mapping[str, np.ndarray], exact: bool) -> Iterator[tu
             fits = exact or value.dtype != np.float32 or float(np.abs(new).max(initial=0.0)) > FP16_MAX
             made[name] = new if fits else round_array(new, Rounding.HALF)
         yield how, made
-
-
-def _buffer(values: np.ndarray) -> object:
-    from ai_edge_litert import schema_py_generated as schema
-
-    buffer = schema.BufferT()
-    buffer.data = np.frombuffer(values.tobytes(), np.uint8)
-    return buffer

@@ -18,11 +18,16 @@ import platform
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    print("CANNOT BE TESTED here: numpy is missing (pip install numpy ai-edge-litert)")
+    sys.exit(125)
 
 WRONG, RIGHT, CANNOT_TEST = 1, 0, 125
 SAME, FIXED, DIFFERENT, UNTESTED = "reproduces", "fixed", "different", "cannot be tested"
@@ -239,7 +244,11 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except Exception:  # an exit code of 1 would say that it reproduces
+        traceback.print_exc()
+        code = CANNOT_TEST
     sys.stdout.flush()
     if "-v" not in sys.argv and "--verbose" not in sys.argv:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the C++ side prints when it is torn down

@@ -16,7 +16,7 @@ def render(record: RunRecord) -> str:
     """Returns the run as JUnit XML, in the dialect that Jenkins's schema describes."""
     seconds = f"{record.seconds:.3f}"
     suite = Xml.Element("testsuite", {"name": _clean(record.model), "time": seconds})
-    suite.set("timestamp", record.started.partition("+")[0])
+    suite.set("timestamp", record.started.partition("+")[0].rstrip("Z"))  # the schema knows no time zone
     properties = Xml.SubElement(suite, "properties")
     for name, value in {**record.environment, "adapter": record.placement.adapter, "target": record.target}.items():
         Xml.SubElement(properties, "property", {"name": _clean(name), "value": _clean(value)})

@@ -1,0 +1,217 @@
+"""A bug report made of a run, on the real delegate where there is one; and what is left out of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sample_record
+from small_models import Block, numbers
+from test_bisection import Norm, Resize, Table, chain
+from torch import nn
+
+from bisect_litert import bisect, bundling, privacy, repro_script
+from bisect_litert.bundling import Bundle, HealthyError, Wishes, make_bundle
+from bisect_litert.cli import main
+from bisect_litert.errors import BisectError, RunFolderError, UsageError
+from bisect_litert.graph import Graph
+from bisect_litert.record import Cause, RunRecord, Verdict
+from bisect_litert.replaying import replay
+from bisect_litert.reproduction import Reproduction
+
+SECRET = ("jdoe", "build-07")
+
+
+def run_of(folder: Path, model: nn.Module, inputs: Any, **options: Any) -> Path:
+    record = bisect(model, inputs, out=folder, **options)
+    if not options.get("no_gpu") and record.target != "gpu":
+        pytest.skip("no GPU here")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kernel_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = chain(Block(16), Table(6), Block(16))
+    return run_of(tmp_path_factory.mktemp("run") / "kernel", model, numbers(6, 16))
+
+
+@pytest.fixture(scope="module")
+def kernel(kernel_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, list[str]]:
+    said: list[str] = []
+    (kernel_run / "logs" / "gpu.log").open("a").write(
+        "loaded /home/jdoe/secret/libX.so on build-07, C:\\Users\\jdoe\\m.py\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(privacy, "own_names", lambda: SECRET)
+        return make_bundle(kernel_run, Wishes(tmp_path_factory.mktemp("out") / "kernel"), said.append), said
+
+
+def script(folder: Path) -> subprocess.CompletedProcess[str]:
+    """As a stranger runs it: elsewhere, without our package on the path."""
+    command = [sys.executable, "-I", str(folder / "repro" / "repro.py")]
+    return subprocess.run(command, capture_output=True, text=True, cwd="/")
+
+
+def test_the_culprit_alone_and_its_script(kernel: tuple[Bundle, list[str]]) -> None:
+    made, said = kernel
+    assert made.state == "alone"
+    assert [op.split(" ")[0] for op in made.ops] == ["ADD"]
+    assert made.model_bytes < 5_000
+    done = script(made.folder)
+    assert done.returncode == 1, done.stderr
+    assert "REPRODUCES: wrong-kernel" in done.stdout
+    assert done.stderr == ""
+    # Weights and inputs are named, with their sizes, before anything is written.
+    assert any(line.startswith("weights") and "384 bytes" in line for line in said)
+    assert any(line.startswith("input") and "384 bytes" in line for line in said)
+
+
+def test_a_right_answer_ends_with_0_and_reads_as_fixed(kernel: tuple[Bundle, list[str]], tmp_path: Path) -> None:
+    # A kernel that is right cannot be had here, so the same ops are asked of a constant of one row.
+    source = kernel[0].folder / "repro"
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    graph = Graph.read(tmp_path / "model.tflite")
+    constant = next(t for t in graph.tensors if t.constant and t.is_float)
+    value = graph.constant(constant.index)
+    assert value is not None
+    row = value * 0 + value[:1]
+    edited = graph.edit()
+    edited.fill(constant.index, row)
+    edited.graph().write(tmp_path / "model.tflite")
+    name = next(path.name for path in tmp_path.glob("in_*.npy"))
+    expected = next(tmp_path.glob("expected_*.npy"))
+    np.save(expected, np.load(tmp_path / name) + row)
+    found = replay(tmp_path, sys.executable)
+    assert (found.word, found.exit_code) == ("fixed", 0), found.text
+
+
+def test_a_damaged_reproduction_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "repro.json").write_text("{}")
+    script_file = Path(repro_script.__file__)
+    done = subprocess.run([sys.executable, str(script_file), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 125
+
+
+def test_replay_says_same_of_folder_and_zip(
+    kernel: tuple[Bundle, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(kernel[0].folder)]) == 1
+    assert capsys.readouterr().out.startswith("same\n")
+    assert replay(kernel[0].archive, sys.executable).word == "same"
+
+
+def test_replay_cannot_test_without_litert(kernel: tuple[Bundle, list[str]], tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    alone = subprocess.run([str(python), str(kernel[0].folder / "repro" / "repro.py")], capture_output=True, text=True)
+    assert alone.returncode == 125
+    assert "numpy is missing" in alone.stdout
+    found = replay(kernel[0].folder, str(python))
+    assert (found.word, found.exit_code) == ("cannot test", 125)
+    with pytest.raises(UsageError, match="cannot be started"):
+        replay(kernel[0].folder, str(tmp_path / "nothing"))
+    with pytest.raises(RunFolderError, match="no reproduction"):
+        replay(tmp_path, sys.executable)
+
+
+def test_nothing_names_this_machine_or_its_user(kernel: tuple[Bundle, list[str]], kernel_run: Path) -> None:
+    made = kernel[0]
+    words = [*SECRET, str(kernel_run.parent), str(Path(sys.prefix)), "/home/", "/tmp/", "site-packages/"]
+    checked = 0
+    with zipfile.ZipFile(made.archive) as packed:
+        for info in packed.infolist():
+            content = packed.read(info)
+            checked += 1
+            for word in words:
+                assert word.encode() not in content, f"{word} in {info.filename}"
+            assert not Path(info.filename).is_absolute()
+    assert checked == sum(path.is_file() for path in made.folder.rglob("*"))
+    assert "libX.so" in (made.folder / "logs" / "gpu.log").read_text()
+
+
+def test_the_issue_is_short_and_says_what_was_tried(kernel: tuple[Bundle, list[str]]) -> None:
+    text = (kernel[0].folder / "ISSUE.md").read_text()
+    assert text.startswith(f"# {kernel[0].title}\n")
+    assert "It reproduces alone" in text
+    assert "REPRODUCES: wrong-kernel" in text
+    assert "**Conversion**, by the `cpu` run" in text
+    assert len(text) < 65_536
+    assert {p.name for p in kernel[0].folder.iterdir()} >= {
+        "ISSUE.md", "report.md", "run.json", "divergence.png", "accuracy.csv", "junit.xml", "results.sarif", "logs",
+    }  # fmt: skip
+    RunRecord.load(kernel[0].folder)  # still one that can be read
+
+
+def test_without_weights_and_inputs(kernel_run: Path, tmp_path: Path) -> None:
+    made = make_bundle(kernel_run, Wishes(tmp_path / "out", weights=False, inputs=False), lambda _: None)
+    kept = Reproduction.load(kernel_run / "repro" / "1")
+    first = Graph.read(kernel_run / "repro" / "1" / "model.tflite")
+    secret = [first.model.buffers[first.subgraph.tensors[t.index].buffer].data for t in first.tensors if t.constant]
+    content = b"".join(path.read_bytes() for path in (made.folder / "repro").iterdir())
+    for data in secret:
+        if len(data) > 64:
+            assert bytes(data)[:64] not in content
+    for t in kept.inputs:
+        value = (kernel_run / "repro" / "1" / t.file).read_bytes()
+        assert value[-64:] not in content
+    assert script(made.folder).returncode == 1
+    assert "The weights in it are not the model's" in (made.folder / "ISSUE.md").read_text()
+
+
+def test_overflow(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", chain(Block(16), Norm(1e4), Block(16)), numbers(2, 6, 16))
+    made = make_bundle(run, Wishes(tmp_path / "out"), lambda _: None)
+    assert made.state == "alone"
+    assert len(made.ops) <= 2
+    assert script(made.folder).returncode == 1
+
+
+def test_a_conversion_is_shown_on_the_cpu(tmp_path: Path) -> None:
+    model = chain(Block(16), Resize(), nn.Linear(63, 63))
+    run = run_of(tmp_path / "run", model, numbers(1, 4, 16), no_gpu=True)
+    made = make_bundle(run, Wishes(tmp_path / "out"), lambda _: None)
+    assert made.state == "alone"
+    assert script(made.folder).returncode == 1
+    with pytest.raises(BisectError, match="not tried"):
+        make_bundle(run, Wishes(tmp_path / "other", weights=False), lambda _: None)
+
+
+# -- what needs no run -------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample_record.healthy().save(tmp_path)
+    with pytest.raises(HealthyError):
+        make_bundle(tmp_path, Wishes(), lambda _: None)
+    assert main(["bundle", str(tmp_path)]) == 2
+    assert "nothing to report" in capsys.readouterr().err
+
+
+def test_a_run_without_a_reproduction_still_makes_a_report(tmp_path: Path) -> None:
+    record = sample_record.overflow()
+    (tmp_path / "run").mkdir()
+    record.save(tmp_path / "run")
+    made = make_bundle(tmp_path / "run", Wishes(), lambda _: None)
+    assert made.folder == tmp_path / "run-bundle"
+    assert "The run kept none." in (made.folder / "ISSUE.md").read_text()
+    with pytest.raises(RunFolderError, match="exists already"):
+        make_bundle(tmp_path / "run", Wishes(), lambda _: None)
+    with pytest.raises(UsageError, match="no culprit 9"):
+        make_bundle(tmp_path / "run", Wishes(tmp_path / "x", culprit=9), lambda _: None)
+
+
+def test_a_crash_has_no_block(tmp_path: Path) -> None:
+    verdict = Verdict(Cause.CRASH, True, "The GPU crashed. It did.", "Use a newer driver.")
+    replace(sample_record.healthy(), verdict=verdict, culprits=()).save(tmp_path)
+    made = make_bundle(tmp_path, Wishes(tmp_path / "out"), lambda _: None)
+    assert json.loads((made.folder / "results.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "crash"
+    assert bundling.ISSUE_FILE in {path.name for path in made.folder.iterdir()}
