@@ -246,12 +246,13 @@ def chain(*levels: float, output: float | None = None) -> list[Reading]:
         (chain(5e-4, 0.2, 0.2, 5e-3), ([], False)),
         # three times a block is compounding, however far it gets
         (chain(5e-4, 1.5e-3, 4.5e-3, 1.4e-2, 4e-2, 0.12), ([], True)),
-        # a jump that stays below what an output may be off is none
-        (chain(5e-4, 7e-3, 1.2e-2), ([], True)),
+        # a jump counts when it explains a third of what an output is off, also below the output's own limit
+        (chain(5e-4, 7e-3, 1.2e-2), (["b1"], True)),
+        (chain(5e-4, 5.5e-3, 2e-2), ([], True)),
         (chain(0.2, 0.2), (["b0"], True)),
         # only the output jumps
         (chain(5e-4, 5e-4, output=0.2), (["(output)"], True)),
-        # the first of two
+        # the larger of two
         (chain(5e-4, 2e-2, 0.5), (["b1"], True)),
     ],
 )
