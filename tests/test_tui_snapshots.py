@@ -11,6 +11,7 @@ import sample_record as sample
 import sample_run
 import textual
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from bisect_litert.record import RunRecord
 from bisect_litert.tui.app import BisectApp
@@ -42,6 +43,8 @@ Snap = Callable[..., bool]
 
 def keys(*pressed: str) -> Callable[[Pilot[None]], Any]:
     async def press(pilot: Pilot[None]) -> None:
+        for line in pilot.app.screen.query(Input):
+            line.cursor_blink = False
         for key in pressed:
             await pilot.press(key)
         await pilot.app.workers.wait_for_complete()

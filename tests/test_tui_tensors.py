@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_litert.tui import tensor_facts
+from bisect_litert.tui.colours import Colours
 from bisect_litert.tui.patterns import describe
 from bisect_litert.tui.tensor_facts import PairFacts, TensorError, TensorPair, pieces, read_facts
+from bisect_litert.tui.tensor_pictures import heat_map
 
 
 def write(folder: Path, reference: np.ndarray, target: np.ndarray) -> TensorPair:
@@ -123,6 +125,18 @@ def test_every_shape_can_be_read(tmp_path: Path, shape: tuple[int, ...]) -> None
     found = facts(tmp_path, values, values * 1.5)
     assert found.reference.zeros == 0
     assert all(axis.length == shape[axis.axis] for axis in found.axes)
+
+
+@pytest.mark.parametrize("width", [30, 48, 100])
+def test_a_narrow_heat_map_hides_no_column(tmp_path: Path, width: int) -> None:
+    reference = np.ones((2, 64), np.float32)
+    target = reference.copy()
+    target[1, 63] = np.inf
+    found = facts(tmp_path, reference, target)
+    colours = Colours("", "", "", "", "", "", "", "")
+    lines = heat_map(found.heat, found, colours, width).plain.splitlines()
+    assert lines[3].endswith("∞")
+    assert max(map(len, lines[1:4])) <= width
 
 
 # -- patterns in words ------------------------------------------------------------------------------------------------
