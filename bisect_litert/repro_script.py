@@ -172,8 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
         text = log.read().decode("utf-8", "replace")
     adapter = re.search(r"Selected adapter: (.*?)(?:, arch=.*)?$", text, re.MULTILINE)
     answer["adapter"] = adapter.group(1).strip() if adapter else ""
-    if not answer["why"] and "Validation error:" in text:
-        answer["why"] = "the GPU reported a validation error; run with -v"
+    reported = re.search(r"Validation error: *(.*)", text)
+    answer["reported"] = reported.group(1).strip() if reported else ""
     _judge(about, expected, runs, answer)
     _print(about, expected, runs, answer)
     if options.json:
@@ -212,6 +212,8 @@ def _print(about: Any, expected: Any, runs: Any, answer: Mapping[str, Any]) -> N
             peak = float(finite.max()) if finite.size else float("nan")
             first = " ".join(f"{float(v):.6g}" for v in _where(about, expected, runs, name, got))
             print(f"  {label:10}{cells}{int((~np.isfinite(got)).sum()):12}{peak:11.3g}   {first}")
+    if answer["reported"]:
+        print(f"\nthe GPU reported, without failing: {answer['reported']}")
     words = {
         SAME: f"REPRODUCES: {about['cause']}",
         FIXED: "DOES NOT REPRODUCE: everything is right here",

@@ -146,8 +146,9 @@ def keep(folder: Path, culprits: Sequence[Culprit], material: Material) -> list[
             continue
         try:
             missing = _keep_one(folder / FOLDER / str(number), culprit, material)
-        except OSError as error:
-            missing = f"it cannot be written ({error.strerror or error})"
+        # Whatever a graph holds that cannot be cut: the verdict that took minutes to find is worth more.
+        except Exception as error:
+            missing = f"it cannot be cut out and written ({type(error).__name__}: {error})"
         if missing:
             notes.append(f"No reproduction of {culprit.block} was kept: {missing}.")
     return notes
