@@ -7,7 +7,7 @@ The GPU is a stand-in (tests/faulty_gpu.py): the CPU, rounding as an honest fp16
 a wrong scale, swapped outputs, an unwritten buffer, a crash or a hang behind block k. Every graph is converted once.
 """
 
-# mypy: disable-error-code="assignment, misc"
+# mypy: disable-error-code="assignment, misc, attr-defined"
 from __future__ import annotations
 
 import argparse
