@@ -7,11 +7,9 @@ a large model is never held twice.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,15 @@ import numpy as np
 from bisect_litert import repro_script, reproduction
 from bisect_litert.errors import BisectError, RunFolderError, UsageError
 from bisect_litert.graph import Graph
+from bisect_litert.papers import pack, write_papers
 from bisect_litert.privacy import Scrubber
 from bisect_litert.randomising import weights_of, without_inputs, without_weights
-from bisect_litert.record import RUN_FILE, Culprit, RunRecord
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.reenacting import SCRIPT, TIME_LIMIT, run_script
-from bisect_litert.reports import PLOT_FILE, REPORT_FILE, accuracy_csv, issue, junit, sarif
+from bisect_litert.reports import issue
 from bisect_litert.reproduction import MODEL, Reproduction, TensorFile
 from bisect_litert.runners import Runner
 from bisect_litert.shrinking import Shrinker, Shrunk, Trial
-
-ISSUE_FILE = "ISSUE.md"
 
 
 class HealthyError(UsageError):
@@ -106,11 +103,11 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
         made = Path(scratch) / "bundle"
         made.mkdir()
         repro = _reproduction(run, record, culprit, wishes, made / "repro", Path(scratch), say, scrub)
-        _papers(run, record, culprit, repro, made, scrub)
+        write_papers(run, record, culprit, repro, made, scrub)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(made, folder, dirs_exist_ok=True)
-            _zip(folder, archive)
+            pack(folder, archive)
         except OSError as error:
             raise RunFolderError(
                 f"{folder} cannot be written: {error.strerror or error}.", hint="Give another folder with --out."
@@ -303,49 +300,3 @@ def _list_contents(graph: Graph, inputs: Any, weights: str, random: str, say: Ca
 def _op_lines(graph: Graph) -> tuple[str, ...]:
     tensors = graph.tensors
     return issue.op_lines([(op.type, [(tensors[t].shape, tensors[t].constant) for t in op.inputs]) for op in graph.ops])
-
-
-# -- the papers --------------------------------------------------------------------------------------------------------
-
-
-def _papers(run: Path, record: RunRecord, culprit: Culprit, repro: issue.Repro, out: Path, scrub: Scrubber) -> None:
-    texts = {
-        ISSUE_FILE: issue.render(record, culprit, repro),
-        "accuracy.csv": accuracy_csv.render(record),
-        "junit.xml": junit.render(record),
-    }
-    for name, text in texts.items():
-        (out / name).write_text(scrub.text(text), encoding="utf-8")
-    (out / "results.sarif").write_text(_sarif(record, scrub), encoding="utf-8")
-    (out / RUN_FILE).write_text(scrub.json(record.to_json()), encoding="utf-8")
-    if (run / REPORT_FILE).is_file():
-        text = (run / REPORT_FILE).read_text(encoding="utf-8", errors="replace")
-        (out / REPORT_FILE).write_text(scrub.text(text), encoding="utf-8")
-    if (run / PLOT_FILE).is_file():
-        shutil.copyfile(run / PLOT_FILE, out / PLOT_FILE)
-    logs = sorted(path for path in (run / "logs").glob("*.log") if path.is_file() and not path.is_symlink())
-    if logs:
-        (out / "logs").mkdir()
-    for log in logs:
-        text = log.read_text(encoding="utf-8", errors="replace")
-        (out / "logs" / log.name).write_text(scrub.text(text), encoding="utf-8")
-
-
-def _sarif(record: RunRecord, scrub: Scrubber) -> str:
-    made = json.loads(sarif.render(record))
-    schema = made.pop("$schema")  # an address, not a path
-    return json.dumps({"$schema": schema, **scrub.value(made)}, indent=1) + "\n"
-
-
-def _zip(folder: Path, archive: Path) -> None:
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
-        for path in _files(folder):
-            # No owner, and no time of its own: the same bundle is the same archive.
-            info = zipfile.ZipInfo(f"{folder.name}/{path.relative_to(folder).as_posix()}")
-            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            with path.open("rb") as source, made.open(info, "w", force_zip64=True) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-
-
-def _files(folder: Path) -> Sequence[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())

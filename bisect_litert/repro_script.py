@@ -170,6 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
             answer["why"] = f"{said}: {' '.join(str(failure).split())[:300]}"
         log.seek(0)
         text = log.read().decode("utf-8", "replace")
+    if answer["why"] and "No adapters found" in text:  # the exception itself does not say so
+        answer["why"] = "there is no GPU (No adapters found)"
     adapter = re.search(r"Selected adapter: (.*?)(?:, arch=.*)?$", text, re.MULTILINE)
     answer["adapter"] = adapter.group(1).strip() if adapter else ""
     reported = re.search(r"Validation error: *(.*)", text)

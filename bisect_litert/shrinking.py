@@ -27,6 +27,8 @@ from bisect_litert.runners import Runner
 MAX_TRIES = 60
 """GPU runs of one bundle; shrinking stops there and keeps what it has."""
 MAX_OPS_ONE_BY_ONE = 40
+NO_GPU = "No adapters found"
+"""What LiteRT says where there is no GPU; no other cut will find one."""
 SMALLEST_HALF = 2.0**-25
 """Half of fp16's smallest number: what lies below becomes zero."""
 
@@ -107,6 +109,8 @@ class Shrinker:
             trial = self._try(positions)
             if trial is not None and trial.shows:
                 return self._end(positions, True)
+            if trial is not None and NO_GPU in trial.why:
+                return Shrunk(None, False, self.tries, trial.why)
         for accelerator in ("gpu", "gpu+cpu"):
             self.accelerator = accelerator
             whole = self._try(self.block)

@@ -17,7 +17,7 @@ from small_models import Block, numbers
 from test_bisection import Norm, Resize, Table, chain
 from torch import nn
 
-from bisect_litert import bisect, bundling, privacy, repro_script
+from bisect_litert import bisect, papers, privacy, repro_script
 from bisect_litert.bundling import Bundle, HealthyError, Wishes, make_bundle
 from bisect_litert.cli import main
 from bisect_litert.errors import BisectError, RunFolderError, UsageError
@@ -147,6 +147,7 @@ def test_the_issue_is_short_and_says_what_was_tried(kernel: tuple[Bundle, list[s
     assert len(text) < 65_536
     assert {p.name for p in kernel[0].folder.iterdir()} >= {
         "ISSUE.md", "report.md", "run.json", "divergence.png", "accuracy.csv", "junit.xml", "results.sarif", "logs",
+        "overlays",
     }  # fmt: skip
     RunRecord.load(kernel[0].folder)  # still one that can be read
 
@@ -214,4 +215,4 @@ def test_a_crash_has_no_block(tmp_path: Path) -> None:
     replace(sample_record.healthy(), verdict=verdict, culprits=()).save(tmp_path)
     made = make_bundle(tmp_path, Wishes(tmp_path / "out"), lambda _: None)
     assert json.loads((made.folder / "results.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "crash"
-    assert bundling.ISSUE_FILE in {path.name for path in made.folder.iterdir()}
+    assert papers.ISSUE_FILE in {path.name for path in made.folder.iterdir()}

@@ -15,7 +15,7 @@ import sample_run
 
 from bisect_litert.metrics import compare
 from bisect_litert.record import Culprit, RunRecord
-from bisect_litert.reports import accuracy_csv, junit, sarif
+from bisect_litert.reports import accuracy_csv, junit, overlay, sarif
 from bisect_litert.reports.outcome import exit_code
 
 RECORDS = [sample_record.overflow(), sample_record.healthy(), sample_record.wrong_kernel(), sample_record.cannot_test()]
@@ -77,3 +77,17 @@ def test_cosine_follows_from_scale_and_error() -> None:
     r, t = rng.standard_normal(500), rng.standard_normal(500) + 0.5
     wanted = float(r @ t / np.linalg.norm(r) / np.linalg.norm(t))
     assert accuracy_csv.cosine(compare(reference=r, target=t)) == pytest.approx(wanted)
+
+
+def test_overlays_are_keyed_by_tensor_and_hold_numbers_only_where_there_are_some() -> None:
+    record = located(sample_record.overflow())
+    guilty, other = record.culprits[0].ops[1], record.culprits[0].ops[0]
+    broken = replace(other, local=replace(sample_record.comparison(0.1), relative_l2=float("nan")))
+    record = replace(record, culprits=(replace(record.culprits[0], ops=(broken, guilty)),))
+    numbers = json.loads(overlay.relative_error(record))["results"]
+    words = json.loads(overlay.verdicts(record))["results"]
+    assert numbers[guilty.tensor]["value"] == pytest.approx(guilty.local.relative_l2 if guilty.local else None)
+    assert other.tensor not in numbers
+    assert words[guilty.tensor]["value"] == "guilty op: overflow"
+    taps = {tap.tensor for block in record.blocks for tap in block.taps if tap.tensor}
+    assert set(words) == taps | {guilty.tensor, other.tensor}

@@ -46,9 +46,10 @@ class Repro:
 def title(record: RunRecord, culprit: Culprit, repro: Repro) -> str:
     """Returns a title line ready to paste."""
     op = next((o for o in culprit.ops if o.index == culprit.op), None)
-    if len(repro.ops) == 1:
+    shown = repro.state in (ALONE, IN_CONTEXT)
+    if shown and len(repro.ops) == 1:
         what = repro.ops[0]
-    elif repro.ops:
+    elif shown and repro.ops:
         names = [line.split(" ")[0] for line in repro.ops]
         what = " + ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     else:
