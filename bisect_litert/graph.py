@@ -134,8 +134,18 @@ class Graph:
 
     @cached_property
     def outputs(self) -> tuple[Port, ...]:
-        """The signature's outputs, in the order the module returned them (output_0, output_1, ...)."""
-        return tuple(sorted(self._ports("outputs"), key=lambda port: _natural(port.name)))
+        """The signature's outputs, in the order the module returned them (output_0, output_1, ...).
+
+        Where the module returns a dict, they are named after its keys, and the signature lists those by the alphabet.
+        The subgraph still has the module's order; of names that share a tensor any may stand for any.
+        """
+        ports = sorted(self._ports("outputs"), key=lambda port: _natural(port.name))
+        waiting: dict[int, list[int]] = defaultdict(list)
+        for position, tensor in enumerate(self.subgraph.outputs):
+            waiting[int(tensor)].append(position)
+        last = len(self.subgraph.outputs)
+        place = {port: waiting[port.tensor].pop(0) if waiting[port.tensor] else last for port in ports}
+        return tuple(sorted(ports, key=lambda port: (*_natural(port.name), place[port])))
 
     def _ports(self, side: str) -> tuple[Port, ...]:
         signatures = self.model.signatureDefs or []
@@ -427,6 +437,6 @@ def _text(name: Any) -> str:
 
 
 def _natural(name: str) -> tuple[Any, ...]:
-    """Sort key that puts output_2 before output_10, and names without a number in their own order."""
+    """Sort key that puts output_2 before output_10, and names without a number after them."""
     head = name.rstrip("0123456789")
     return (0, int(name[len(head) :])) if head == "output_" and len(name) > len(head) else (1, 0)

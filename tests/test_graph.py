@@ -57,6 +57,18 @@ def test_outputs_come_in_numeric_order(converted: Once) -> None:
     assert [p.name for p in editor.graph().outputs] == ["output_0", "output_2", "output_10", "extra"]
 
 
+def test_outputs_named_after_dict_keys_come_in_the_modules_order(converted: Once) -> None:
+    editor = converted("blocks").graph.edit()
+    one, other = editor.subgraph.outputs[0], editor.subgraph.operators[0].outputs[0]
+    editor.drop_outputs()
+    for name, tensor in (("z", one), ("m", other), ("a", one)):
+        editor.add_output(name, tensor)
+    graph = editor.graph()
+    graph.model.signatureDefs[0].outputs.sort(key=lambda port: port.name)  # as the converter writes them
+    assert [p.tensor for p in graph.outputs] == [one, other, one]
+    assert {p.name: p.tensor for p in graph.outputs} == {"z": one, "m": other, "a": one}
+
+
 def test_what_follows_from_constants_alone_is_not_computed(converted: Once) -> None:
     graph = converted("masked").graph
     select = next(op for op in graph.ops if op.type == "SELECT_V2")

@@ -137,6 +137,24 @@ def test_several_inputs_and_outputs_of_every_kind() -> None:
     assert len(record.outputs) == 5
 
 
+class Keyed(nn.Module):
+    """Returns a dict whose keys are not in the order of the alphabet; the values have one shape and differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.up, self.down = Block(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        x = self.body(x)
+        return {"logits": self.up(x), "aux": (self.down(x), x.mean(-1))}
+
+
+def test_outputs_in_a_dict_are_told_apart_by_key() -> None:
+    record = run(Keyed(), (numbers(4, 8),))
+    healthy(record)
+    assert [o.name for o in record.outputs] == ["['logits']", "['aux'][0]", "['aux'][1]"]
+
+
 class Odd(nn.Module):
     """A scalar, a constant, and a block's own output; blocks that do nothing."""
 
