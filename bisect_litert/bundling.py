@@ -55,7 +55,8 @@ class Bundle:
             issue.NOT_TRIED: "was not tried here",
         }
         size = f": {', '.join(op.split(' ')[0] for op in self.ops[:6])}, {self.model_bytes} bytes" if self.ops else ""
-        lines = [self.title, f"The culprit {words[self.state]}{size}.", f"{self.folder}/", str(self.archive)]
+        said = f"The culprit {words[self.state]}{size}." if self.ops else "It holds no reproduction; ISSUE.md says why."
+        lines = [self.title, said, f"{self.folder}/", str(self.archive)]
         return "\n".join(lines) + "\n"
 
 
@@ -138,7 +139,9 @@ def _reproduction(
     try:
         kept = Reproduction.load(source)
     except FileNotFoundError:
-        return issue.Repro(issue.NOT_TRIED, "the run kept no reproduction of it")
+        known = any(block.name == culprit.block for block in record.blocks)
+        why = "the run kept no reproduction of it" if known else "no single block is at fault"
+        return issue.Repro(issue.NOT_TRIED, why)
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{source} cannot be read: {error}.", hint="Run bisect-litert again.") from None
     if kept.reference == "torch":

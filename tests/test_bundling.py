@@ -203,7 +203,7 @@ def test_a_run_without_a_reproduction_still_makes_a_report(tmp_path: Path) -> No
     record.save(tmp_path / "run")
     made = make_bundle(tmp_path / "run", Wishes(), lambda _: None)
     assert made.folder == tmp_path / "run-bundle"
-    assert "The run kept none." in (made.folder / "ISSUE.md").read_text()
+    assert "There is none: the run kept no reproduction of it." in (made.folder / "ISSUE.md").read_text()
     with pytest.raises(RunFolderError, match="exists already"):
         make_bundle(tmp_path / "run", Wishes(), lambda _: None)
     with pytest.raises(UsageError, match="no culprit 9"):
@@ -215,4 +215,5 @@ def test_a_crash_has_no_block(tmp_path: Path) -> None:
     replace(sample_record.healthy(), verdict=verdict, culprits=()).save(tmp_path)
     made = make_bundle(tmp_path, Wishes(tmp_path / "out"), lambda _: None)
     assert json.loads((made.folder / "results.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "crash"
+    assert made.title.endswith(": crash")
     assert papers.ISSUE_FILE in {path.name for path in made.folder.iterdir()}

@@ -53,7 +53,8 @@ def title(record: RunRecord, culprit: Culprit, repro: Repro) -> str:
         names = [line.split(" ")[0] for line in repro.ops]
         what = " + ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     else:
-        what = op.type if op else f"{record.model}: {culprit.block}"
+        named = f"{PurePath(record.model).name}: {culprit.block}"
+        what = op.type if op else named if _block(record, culprit) else f"{PurePath(record.model).name}:"
     if culprit.cause is Cause.CONVERSION:
         return f"litert-torch: {culprit.operator or what} differs from PyTorch after conversion"
     where = "fp16 emulation" if is_emulated(record) else "WebGPU delegate"
@@ -120,7 +121,7 @@ def _reproduction(culprit: Culprit, repro: Repro) -> Iterator[str]:
         NOT_ALONE: "It does not reproduce outside the whole model: the ops, cut out with their neighbours, are right.",
         NOT_TRIED: f"Not tried here ({_text(repro.why)}): `repro/model.tflite` holds the block's ops as they were cut.",
     }
-    yield words[repro.state] if repro.ops or repro.state == NOT_ALONE else "The run kept none."
+    yield words[repro.state] if repro.ops or repro.state == NOT_ALONE else f"There is none: {_text(repro.why)}."
     if not repro.ops:
         return
     yield ""
@@ -212,7 +213,7 @@ def _claims(record: RunRecord, culprit: Culprit, repro: Repro) -> Iterator[str]:
         if _emulation_shows(record, culprit):
             yield "- Storing every tensor as fp16 on the CPU does it too: any honest fp16 device would."
     yield "- One set of inputs on one adapter was tested. Nothing is said of other GPUs and backends."
-    if repro.state in (NOT_ALONE, NOT_TRIED):
+    if repro.ops and repro.state in (NOT_ALONE, NOT_TRIED):
         yield "- That the ops above fail by themselves is not claimed."
     others = len(record.culprits) - 1
     if others:
