@@ -19,6 +19,9 @@ FP16_NORMAL = 2.0**-14
 GAP_OCTAVES = 6
 """Empty octaves (a factor of 64) that part two scales: more than the spread of a product of two normal numbers leaves
 open."""
+SMALL_SIDE = 4
+"""Different numbers that a smaller scale has at least: of normal numbers, the smallest one alone is 64 times below all
+others in 1 tensor of 80, whatever its size; the smallest four are in 1 of 16 million."""
 CHUNK = 1 << 20
 
 
@@ -98,8 +101,8 @@ def _gap(sizes: np.ndarray) -> float | None:
     """Magnitude that parts a tensor's numbers in two scales, among those that fp16 holds with all its digits; None
     for one scale.
 
-    Numbers that spread, as sums and products do, leave no gap; a side with fewer than one in a hundred is no scale of
-    its own.
+    Numbers that spread, as sums and products do, leave no gap. A side with fewer than one in a hundred is no scale of
+    its own, nor are a few numbers that happen to be near zero.
     """
     usual = sizes[(sizes >= FP16_NORMAL) & (sizes < FP16_MAX)]
     if usual.size < 2:
@@ -109,7 +112,10 @@ def _gap(sizes: np.ndarray) -> float | None:
     for low, high in pairwise(filled):
         above = int(counts[high:].sum())
         if high - low > GAP_OCTAVES and min(above, usual.size - above) * 100 >= usual.size:
-            return float(2.0 ** (high - 20 - 1))
+            cut = 2.0 ** (int(high) - 20 - 1)
+            # Rows that repeat, as padding makes them, repeat their number near zero too; fp16 tells them from others.
+            if np.unique(usual[usual < cut].astype(np.float16)).size >= SMALL_SIDE:
+                return cut
     return None
 
 

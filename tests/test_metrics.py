@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_litert import metrics
-from bisect_litert.metrics import FP16_UNIT, compare
+from bisect_litert.metrics import FP16_UNIT, compare, compare_by_scale
 from bisect_litert.record import Comparison
 
 EDGES = [0.0, -0.0, 1.0, -3.0, 65503.0, 65504.0, -65504.0, 1e6, 1e-30, inf, -inf, nan]
@@ -224,3 +224,19 @@ def test_what_is_not_finite_is_counted_and_never_replaced(pairs: list[tuple[floa
     # A reference that is finite where the target is not still counts as power nowhere: error and reference pair up.
     assert c.relative_l2 == pytest.approx(rest.relative_l2, nan_ok=True)
     assert isnan(c.relative_l2) == (not finite.any())
+
+
+def test_a_few_numbers_near_zero_are_no_scale_of_their_own() -> None:
+    reference = np.array([4e-4, -0.21, 0.34, -0.89, 0.11, 0.78], np.float32)
+    for rows in (1, 8):  # padded rows repeat the number near zero
+        tensor = np.tile(reference, (rows, 1))
+        target = tensor + np.float32(2e-4)
+        assert compare_by_scale(reference=tensor, target=target) == compare(reference=tensor, target=target)
+
+
+def test_scores_beside_a_mask_are_compared_on_their_own() -> None:
+    scores = np.linspace(0.5, 2.0, 12, dtype=np.float32)
+    masked = np.concatenate([scores, np.full(4, -1e4, np.float32)])
+    wrong = np.concatenate([-scores, np.full(4, -1e4, np.float32)])
+    assert compare(reference=masked, target=wrong).relative_l2 < 1e-3
+    assert compare_by_scale(reference=masked, target=wrong).relative_l2 == pytest.approx(2.0)
