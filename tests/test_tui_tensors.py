@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from bisect_litert.tui import tensor_facts
 from bisect_litert.tui.colours import Colours
 from bisect_litert.tui.patterns import describe
-from bisect_litert.tui.tensor_facts import PairFacts, TensorError, TensorPair, pieces, read_facts
+from bisect_litert.tui.tensor_facts import PairFacts, pieces, read_facts
+from bisect_litert.tui.tensor_pair import TensorError, TensorPair
 from bisect_litert.tui.tensor_pictures import heat_map
 
 
@@ -216,7 +217,8 @@ LARGE = 500 << 20
 SCRIPT = """
 import functools, resource, sys
 from pathlib import Path
-from bisect_litert.tui.tensor_facts import TensorPair, read_facts
+from bisect_litert.tui.tensor_facts import read_facts
+from bisect_litert.tui.tensor_pair import TensorPair
 folder = Path(sys.argv[1])
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 if sys.argv[2] == "keep":

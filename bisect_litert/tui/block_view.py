@@ -22,7 +22,8 @@ from bisect_litert.reports.outcome import cause_words, target_run
 from bisect_litert.rethreshold import allowed
 from bisect_litert.tui import tensor_pictures as pictures
 from bisect_litert.tui.colours import Colours, colours_of
-from bisect_litert.tui.tensor_facts import PairFacts, TensorError, TensorPair, read_facts
+from bisect_litert.tui.tensor_facts import PairFacts, read_facts
+from bisect_litert.tui.tensor_pair import TensorError, TensorPair
 
 PANELS = {
     "numbers": "Every run at this block (stored)",

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import ceil, floor, isfinite, isnan, log10
+from math import ceil, floor, isfinite, log10
 from typing import ClassVar
 
 from rich.cells import cell_len
-from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
 from textual_hires_canvas import Canvas, HiResMode
 
-from bisect_litert.record import BlockResult, Mark, RunRecord
+from bisect_litert.record import Mark, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten_all
 from bisect_litert.reports.outcome import local_on_target, on_target
 from bisect_litert.tui.colours import colours_of
+from bisect_litert.tui.plot_words import legend
 
 LEFT = 6
 """Cells of the y axis with its labels."""
@@ -212,27 +212,7 @@ class DivergencePlot(Canvas, can_focus=True):
             self._marks(colours.bad, colours.band, colours.warn)
             self._base = ([row[:] for row in self._buffer], [row[:] for row in self._styles])
             self._draw_cursor()
-        self._write_legend(both)
-
-    def _write_legend(self, both: bool) -> None:
-        """Puts the legend on the frame, in short words where the long ones do not fit."""
-        colours = colours_of(self.app)
-        entries = [
-            ("●", colours.text, "cumulative", "total"),
-            ("◆", colours.accent, "local", "local"),
-            ("◈", f"bold {colours.accent}", "both", "both"),
-            ("⠒⠒", colours.faint, "expected", "exp."),
-            ("✗", f"bold {colours.bad}", "culprit", "culprit"),
-            ("∞", f"bold {colours.warn}", "non-finite", "n-fin"),
-        ]
-        wanted = [e for e in entries if (e[0] != "◈" or both) and (e[0] != "∞" or any(self._broken))]
-        for title, words in (("Error by depth  ", 2), ("Error  ", 2), ("", 2), ("", 3)):
-            legend = Text(title, "bold")
-            for entry in wanted:
-                legend.append(entry[0], entry[1]).append(f" {entry[words]} ")
-            if legend.cell_len <= self.size.width - 6:
-                break
-        self.border_title = legend.markup
+        self.border_title = legend(colours, self.size.width - 6, both=both, broken=any(self._broken)).markup
 
     def _levels(self) -> tuple[int, int]:
         """Returns the decades around everything in the window."""
@@ -354,7 +334,8 @@ class DivergencePlot(Canvas, can_focus=True):
             return
         y = TOP + self._rows + 1
         if self._short[0] != self._columns:
-            self._short = (self._columns, _labels(blocks, self._columns))
+            names = [formats.clean(block.name) for block in blocks]
+            self._short = (self._columns, shorten_all(names, max(8, min(16, self._columns // 4))))
         short = self._short[1]
         taken = [False] * (self._canvas_size.width + 1)
         last = len(blocks) - 1
@@ -370,26 +351,3 @@ class DivergencePlot(Canvas, can_focus=True):
             taken[x : x + len(text)] = [True] * len(text)
             self._text(x, y, text, f"bold {style}" if order == self._cursor else faint)
             self.set_pixel(min(floor(middle), self._canvas_size.width - 1), y - 1, "┴", faint)
-
-
-def _labels(blocks: Sequence[BlockResult], columns: int) -> list[str]:
-    width = max(8, min(16, columns // 4))
-    return shorten_all([formats.clean(b.name, False) for b in blocks], width)
-
-
-def readout(record: RunRecord, block: BlockResult) -> Text:
-    """Returns the selected block's numbers on a line."""
-    total, local = on_target(record, block), local_on_target(record, block)
-    parts = [
-        ("cumulative", total.relative_l2 if total else float("nan")),
-        ("local", local.relative_l2 if local else float("nan")),
-        ("expected", block.expected),
-        ("ratio", block.ratio),
-    ]
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"{formats.SYMBOLS[block.mark]} {formats.clean(block.name)}", "bold")
-    for name, value in parts:
-        text.append(f"  {name} ", "dim").append("-" if isnan(value) else formats.number(value))
-    if total and total.new_nonfinite:
-        text.append(f"  ∞ {formats.count(total.new_nonfinite)} not finite", "bold")
-    return text

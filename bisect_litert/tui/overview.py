@@ -17,7 +17,8 @@ from bisect_litert.record import Mark, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.tui.block_table import BlockTable
 from bisect_litert.tui.colours import colours_of
-from bisect_litert.tui.divergence_plot import ZOOM, DivergencePlot, readout
+from bisect_litert.tui.divergence_plot import ZOOM, DivergencePlot
+from bisect_litert.tui.plot_words import readout
 
 TALL = 32
 """Rows from which there is room for the whole summary."""
