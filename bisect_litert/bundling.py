@@ -69,6 +69,8 @@ class Wishes:
     """Which one of the run's culprits, from 1."""
     weights: bool = True
     inputs: bool = True
+    pythons: tuple[str, ...] = ()
+    """Interpreters with other versions of ai-edge-litert to try the reproduction with."""
 
 
 def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle:
@@ -104,6 +106,9 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
         made = Path(scratch) / "bundle"
         made.mkdir()
         repro = _reproduction(run, record, culprit, wishes, made / "repro", Path(scratch), say, scrub)
+        if repro.ops:
+            others = (_tried(made / "repro", Path(scratch), python, scrub) for python in wishes.pythons)
+            repro = replace(repro, versions=(*repro.versions, *others))
         write_papers(run, record, culprit, repro, made, scrub)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -271,6 +276,14 @@ def _finished(
         inputs=inputs,
         versions=((seen["ai-edge-litert"], seen["adapter"] or "none", found),),
     )
+
+
+def _tried(folder: Path, scratch: Path, python: str, scrub: Scrubber) -> tuple[str, str, str]:
+    """Runtime, adapter and result of the reproduction under another interpreter."""
+    _, answer = run_script(folder, scratch, python)
+    result = str(answer.get("result", repro_script.UNTESTED))
+    why = f": {answer['why']}" if result == repro_script.UNTESTED and answer.get("why") else ""
+    return str(answer.get("version", "unknown")), scrub.text(str(answer.get("adapter", ""))) or "none", result + why
 
 
 def _write_tensor(folder: Path, name: str, value: np.ndarray, stem: str, raw: bool = False) -> TensorFile:

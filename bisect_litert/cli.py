@@ -271,8 +271,17 @@ def diff(before: Path, after: Path, form: str, in_view: bool, verbose: bool) -> 
 @click.option("--culprit", metavar="N", default=1, show_default=True, help="Which culprit to report.")
 @click.option("--no-weights", is_flag=True, help="Random weights, if the fault still shows.")
 @click.option("--no-inputs", is_flag=True, help="Random inputs, if the fault still shows.")
+@click.option("--python", metavar="FILE", multiple=True, help="Try another ai-edge-litert, too. Repeatable.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no list of what it holds.")
-def bundle(run: Path, out: Path | None, culprit: int, no_weights: bool, no_inputs: bool, quiet: bool) -> ExitCode:
+def bundle(
+    run: Path,
+    out: Path | None,
+    culprit: int,
+    no_weights: bool,
+    no_inputs: bool,
+    python: tuple[str, ...],
+    quiet: bool,
+) -> ExitCode:
     """Make a bug report of the run in the folder RUN: one folder and one zip, ready to attach.
 
     Holds ISSUE.md, and the smallest .tflite that still fails here with a script that shows it.
@@ -280,7 +289,7 @@ def bundle(run: Path, out: Path | None, culprit: int, no_weights: bool, no_input
     from bisect_litert.bundling import Wishes, make_bundle
 
     say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
-    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs), say)
+    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs, python), say)
     _emit(made.summary())
     return ExitCode.OK
 

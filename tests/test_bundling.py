@@ -153,7 +153,9 @@ def test_the_issue_is_short_and_says_what_was_tried(kernel: tuple[Bundle, list[s
 
 
 def test_without_weights_and_inputs(kernel_run: Path, tmp_path: Path) -> None:
-    made = make_bundle(kernel_run, Wishes(tmp_path / "out", weights=False, inputs=False), lambda _: None)
+    made = make_bundle(
+        kernel_run, Wishes(tmp_path / "out", weights=False, inputs=False, pythons=(sys.executable,)), lambda _: None
+    )
     kept = Reproduction.load(kernel_run / "repro" / "1")
     first = Graph.read(kernel_run / "repro" / "1" / "model.tflite")
     secret = [first.model.buffers[first.subgraph.tensors[t.index].buffer].data for t in first.tensors if t.constant]
@@ -165,7 +167,9 @@ def test_without_weights_and_inputs(kernel_run: Path, tmp_path: Path) -> None:
         value = (kernel_run / "repro" / "1" / t.file).read_bytes()
         assert value[-64:] not in content
     assert script(made.folder).returncode == 1
-    assert "The weights in it are not the model's" in (made.folder / "ISSUE.md").read_text()
+    text = (made.folder / "ISSUE.md").read_text()
+    assert "The weights in it are not the model's" in text
+    assert text.count("| reproduces |") == 2  # here, and with the other interpreter
 
 
 def test_overflow(tmp_path: Path) -> None:
