@@ -348,9 +348,13 @@ def test_the_import_test_can_fail() -> None:
 def test_reports_do_without_torch_and_litert_even_for_the_plot(tmp_path: Path) -> None:
     sample.overflow().save(tmp_path)
     blocked = """
-        import sys sys.modules.update({name: None for name in ("torch", "litert_torch", "ai_edge_litert")}) from
-        pathlib import Path from bisect_litert.record import RunRecord from bisect_litert.reports import write_all
-        record = write_all(RunRecord.load(Path(sys.argv[1])), Path(sys.argv[1])) print(sorted(record.files))
+        import sys
+        sys.modules.update({name: None for name in ("torch", "litert_torch", "ai_edge_litert")})
+        from pathlib import Path
+        from bisect_litert.record import RunRecord
+        from bisect_litert.reports import write_all
+        record = write_all(RunRecord.load(Path(sys.argv[1])), Path(sys.argv[1]))
+        print(sorted(record.files))
     """
     done = python(blocked, str(tmp_path))
     assert done.stdout == "['logs', 'plot', 'report']\n", done.stderr

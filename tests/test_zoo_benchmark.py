@@ -141,9 +141,10 @@ def bisect(module, inputs, *, blocks, out):
         raise ValueError("a bug")
     if module == "refuses":
         raise BisectError
-    culprits = [SimpleNamespace(block="enc.b3@2", cause="overflow")] if module == "overflow" else [] cause =
-    "overflow" if culprits else "none" verdict = SimpleNamespace(cause=cause, diverged=bool(culprits), summary="Said
-    so.") return SimpleNamespace(verdict=verdict, culprits=culprits, target="gpu")
+    culprits = [SimpleNamespace(block="enc.b3@2", cause="overflow")] if module == "overflow" else []
+    cause = "overflow" if culprits else "none"
+    verdict = SimpleNamespace(cause=cause, diverged=bool(culprits), summary="Said so.")
+    return SimpleNamespace(verdict=verdict, culprits=culprits, target="gpu")
 """
 STUB_ERRORS = """
 class BisectError(Exception):
