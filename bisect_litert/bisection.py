@@ -148,11 +148,9 @@ class _Bisection:
                 self.runner.warm_up()
                 self._work(work)
         except KeyboardInterrupt:
+            decided = "the culprits found by then are listed" if self.known.found.culprits else "nothing was decided"
             self.known.verdict = Verdict(
-                Cause.CANNOT_TEST,
-                False,
-                f"Interrupted after {self.known.last_stage}; nothing was decided.",
-                "Run it again.",
+                Cause.CANNOT_TEST, False, f"Interrupted during {self.known.last_stage}; {decided}.", "Run it again."
             )
             raise Interrupted(self._write()) from None
         except BisectError as error:

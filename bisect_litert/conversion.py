@@ -39,11 +39,11 @@ def convert(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], path:
         except KeyboardInterrupt:
             raise
         except Exception as error:
-            raise _explain(error) from error
+            raise _explain(error, module) from error
     return Graph.read(path)
 
 
-def _explain(error: Exception) -> ConversionError:
+def _explain(error: Exception, module: Any = None) -> ConversionError:
     """Finds the sentence in a converter's exception that a person can act on."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -52,11 +52,19 @@ def _explain(error: Exception) -> ConversionError:
         for line in lines
         if re.search(r"(?i)not (?:be )?(?:legal|support|implement)|unsupported|no lowering|failed to|error:", line)
     ]
+    hint = "Rewrite that operation, or leave the module out: the converter's own words are below and in the log."
     first = (telling or lines or [type(error).__name__])[0]
+    if lines and "data-dependent expression" in lines[0]:  # its later lines say "error:" as well, and nothing else
+        first = lines[0].split("  (")[0].split(" (unhinted")[0].rstrip(".")
+        hint = "Replace the if, loop or index that depends on a tensor's values, for example by torch.where."
+    illegal = re.search(r"(\S+\.py):(\d+):\d+: error: (failed to legalize operation '[\w.]+')", text)
+    if illegal:
+        path, line, said = illegal.groups()
+        who = _modules_at(module, path, int(line)) if module is not None else ()
+        first = f"{said} (in {', '.join([*who, f'{os.path.basename(path)}:{line}'])})"
     op = re.search(r"\b(?:aten|torchvision|prims|mhlo|stablehlo|vhlo|tfl)\.[A-Za-z_0-9.]+", text)
     place = re.search(r"[\w.]+/[\w./]*\w", " ".join(lines[:40]) if op else "")
     where = re.search(r'File "([^"]+)", line (\d+), in (forward\w*)', text)
-    hint = "Rewrite that operation, or leave the module out: see the converter's message above."
     if op:
         hint = f"The operation is {op.group(0)}; replace it in the model, or convert the part before it."
     if "bfloat16" in text.lower() or "float16" in text.lower() or "half" in text.lower():
@@ -64,9 +72,21 @@ def _explain(error: Exception) -> ConversionError:
     sentence = f"litert-torch cannot convert this model: {type(error).__name__}: {_short(first)}"
     if where:
         sentence += f" (in {where.group(3)}, {os.path.basename(where.group(1))}:{where.group(2)})"
-    elif place and "torch" in place.group(0):
+    elif place and "torch" in place.group(0) and not illegal:
         sentence += f" (in {place.group(0)})"
     return ConversionError(sentence.rstrip(".") + ".", hint=hint, detail=_tail(text))
+
+
+def _modules_at(module: Any, path: str, line: int, most: int = 3) -> tuple[str, ...]:
+    """Which modules' forward holds a line of a file; the converter names the line only."""
+    found = []
+    for name, child in module.named_modules():
+        code = getattr(type(child).forward, "__code__", None)
+        if code is not None and code.co_filename == path:
+            lines = [at for _, _, at in code.co_lines() if at]
+            if lines and min(lines) <= line <= max(lines):
+                found.append(f"{name or '(model)'} ({type(child).__name__})")
+    return (*found[:most], f"{len(found) - most} more") if len(found) > most else tuple(found)
 
 
 def _short(line: str, limit: int = 200) -> str:
@@ -75,7 +95,9 @@ def _short(line: str, limit: int = 200) -> str:
 
 def _tail(text: str, lines: int = 12) -> str:
     kept = text.splitlines()[:lines]
-    return "\n".join(_short(re.sub(r'File "[^"]*/', 'File "', line)) for line in kept)
+    # Without the folders of this machine, which would also crowd out what follows them.
+    bare = [re.sub(r"[^\s\"]+/(?=[\w-]+\.py:\d)", "", re.sub(r'File "[^"]*/', 'File "', line)) for line in kept]
+    return "\n".join(map(_short, bare))
 
 
 def input_names(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:

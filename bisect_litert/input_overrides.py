@@ -87,9 +87,19 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise InputsError(f"There is no inputs file {path}.", hint="Give an .npz or .npy file to --inputs.") from None
     except Exception as error:  # numpy raises a different one for every kind of damage
         raise InputsError(
-            f"{path.name} cannot be read as .npz or .npy: {' '.join(str(error).split())}.",
+            f"{path.name} cannot be read as .npz or .npy: {_reason(path, error)}.",
             hint="Write it with numpy.savez(file, name=array, ...), numbers only.",
         ) from None
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """What is wrong with a file; numpy takes what it does not know for a pickle and advises to load that."""
+    if not isinstance(error, OSError):
+        with path.open("rb") as file:
+            start = file.read(6)
+        if start and not start.startswith((b"PK", b"\x93NUMPY")):
+            return "it is in neither format"
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _convert(array: np.ndarray, old: Any, key: str, notes: list[str]) -> Any:

@@ -183,7 +183,7 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
                 taps=tuple(_tap_info(t, known.graph, kept.get(t.key, ("", ""))) for t in taps),
                 ops=len(ops.get(block, ())),
                 residency=here,
-                mark=_mark(block, lead, blame, lost, known.settings, output, taps),
+                mark=_mark(block, lead, blame, lost, known.settings, output, taps, bool(found.readings)),
                 cause=culprit.cause if culprit else Cause.NONE,
                 errors=block_errors(_named(found, known), keys, output),
                 expected=lead.expected.relative_l2 if lead and lead.expected else nan,
@@ -216,6 +216,7 @@ def _mark(
     settings: Settings,
     output: bool,
     taps: list[Tap],
+    measured: bool,
 ) -> Mark:
     if block in blame:
         return Mark.CULPRIT
@@ -223,7 +224,9 @@ def _mark(
         return Mark.NOTE
     if lead is None or lead.cumulative is None:
         exact = not output and all(t.origin in (TapOrigin.INPUT, TapOrigin.CONSTANT) for t in taps)
-        return Mark.OK if exact else Mark.UNTAPPED
+        if exact:
+            return Mark.OK
+        return Mark.UNTAPPED if measured else Mark.UNKNOWN  # a run that was stopped early has measured nothing
     if lead.local is None:
         return Mark.UNKNOWN
     if out_of_line(lead.cumulative, settings.output_limit):

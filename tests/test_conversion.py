@@ -87,6 +87,23 @@ def test_a_refusal_in_one_sentence(message: str, parts: list[str]) -> None:
     assert "\n" not in error.message
 
 
+def test_a_line_that_cannot_be_lowered_is_led_back_to_its_modules() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    path, line = nn.ConvTranspose2d.forward.__code__.co_filename, nn.ConvTranspose2d.forward.__code__.co_firstlineno + 1
+    says = f"Failed: {path}:{line}:0: error: failed to legalize operation 'mhlo.convolution' that was illegal: %54 = "
+    error = _explain(ValueError(says + "x" * 300), module)
+    assert f"failed to legalize operation 'mhlo.convolution' (in 1 (ConvTranspose2d), conv.py:{line})" in error.message
+    assert "mhlo.convolution" in error.hint
+    assert os.path.dirname(path) not in error.message + error.detail
+
+
+def test_control_flow_on_values_is_named_as_such() -> None:
+    says = "Could not guard on data-dependent expression Eq(u0, 1) (unhinted: x).  (Size-like: none)\n\nraised error:\n"
+    error = _explain(ValueError(f'{says}  File "/home/me/model.py", line 5, in forward\n    if x.sum() > 0:\n'))
+    assert "data-dependent expression Eq(u0, 1) (in forward, model.py:5)." in error.message
+    assert "torch.where" in error.hint
+
+
 def test_half_precision_is_told_what_to_do() -> None:
     assert "float()" in _explain(TypeError("BFloat16 is not supported")).hint
 

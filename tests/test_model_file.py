@@ -386,6 +386,9 @@ def test_unreadable_inputs_file(tmp_path: Path) -> None:
     fails(InputsError, path, inputs_path=tmp_path / "none.npz")
     (tmp_path / "bad.npz").write_bytes(b"PK not really")
     fails(InputsError, path, inputs_path=tmp_path / "bad.npz")
+    (tmp_path / "text.txt.npz").write_text("hello")
+    said = fails(InputsError, path, inputs_path=tmp_path / "text.txt.npz").message
+    assert said.endswith(": it is in neither format.")  # numpy takes it for a pickle
     np.savez(tmp_path / "objects.npz", x=np.array([None, {}], dtype=object))
     fails(InputsError, path, inputs_path=tmp_path / "objects.npz")
     np.savez(tmp_path / "text.npz", x=np.array(["a"]))

@@ -413,3 +413,11 @@ def test_finished_stages_stay_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_durations_also_of_runs_that_never_ended(value: float, words: str) -> None:
     assert formats.seconds(value) == words
+
+
+def test_a_model_that_is_its_own_block_has_nothing_to_look_into() -> None:
+    record = sample.overflow()
+    name = record.culprits[0].block
+    assert formats.look_inside(record, "m.py")
+    blocks = tuple(replace(b, module="(model)") if b.name == name else b for b in record.blocks)
+    assert formats.look_inside(replace(record, blocks=blocks), "m.py") == ""

@@ -126,7 +126,7 @@ def _legend(record: RunRecord, printer: _Printer) -> None:
         Mark.AFTER: "after: right at its own inputs, wrong because of a culprit before it",
         Mark.NOTE: "note: out of line, but no model output suffers",
         Mark.UNTAPPED: "untapped: its output is no tensor of the graph",
-        Mark.UNKNOWN: "unknown: its inputs were non-finite or missing",
+        Mark.UNKNOWN: "unknown: not measured, or its inputs were non-finite or missing",
     }
     for mark, text in words.items():
         if mark in marks:

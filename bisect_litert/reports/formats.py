@@ -147,7 +147,8 @@ def look_inside(record: RunRecord, model: str) -> str:
     """Returns the command that takes the first culprit apart, empty where it has no parts."""
     names = [culprit.block for culprit in record.culprits]
     block = next((b for b in record.blocks if names and b.name == names[0]), None)
-    if block is None or not block.module or is_leaf(block.class_name):
+    whole = block is not None and block.module == "(model)"  # only a model without parts is a block itself
+    if block is None or not block.module or whole or is_leaf(block.class_name):
         return ""
     return f"bisect-litert {shlex.quote(model)} --blocks {glob(block.module + '.**')}"
 

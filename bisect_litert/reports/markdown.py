@@ -192,7 +192,7 @@ def _runs(record: RunRecord) -> Iterator[str]:
         yield _row([_code(run.name) + judged, run.status, formats.seconds(run.seconds), _text(run.detail) + log])
     if record.outputs:
         yield ""
-        yield "| model output | rel L2 | untapped | fp16 emulation |"
+        yield "| model output | rel L2 | untapped | expected |"
         yield "| --- | ---: | ---: | ---: |"
         for output in record.outputs:
             numbers = [c.relative_l2 if c else None for c in (output.comparison, output.untapped)]
