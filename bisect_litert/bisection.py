@@ -6,6 +6,7 @@ calls, `bisect` what Python code calls; both end in `_Bisection`.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -38,6 +39,7 @@ from bisect_litert.readings import OUTPUT, flow
 from bisect_litert.record import Cause, RunRecord, Verdict
 from bisect_litert.recording import write_record
 from bisect_litert.reference import Forward, TorchReference, tapped_module
+from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
 from bisect_litert.runners import Runner
 from bisect_litert.sources import Sources
@@ -60,7 +62,11 @@ def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
     run_folder.check(run_folder.plan(request.out, run_folder.label_of(request.model)), request.force)
     with _Stage(on_progress, "load model"):
         loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
-    return _Bisection(loaded, request, on_progress).run()
+    drawer = Drawer()  # loads matplotlib on the other core while the model is converted
+    try:
+        return _Bisection(loaded, request, on_progress, drawer).run()
+    finally:
+        drawer.close()
 
 
 def bisect(
@@ -128,8 +134,14 @@ class _Stage:
 class _Bisection:
     """One run. Its fields are what is known so far, so that an interruption loses nothing."""
 
-    def __init__(self, loaded: model_file.LoadedModel, request: BisectRequest, on_progress: OnProgress) -> None:
-        self.loaded, self.request, self.tell = loaded, request, on_progress
+    def __init__(
+        self,
+        loaded: model_file.LoadedModel,
+        request: BisectRequest,
+        on_progress: OnProgress,
+        drawer: Drawer | None = None,
+    ) -> None:
+        self.loaded, self.request, self.tell, self.drawer = loaded, request, on_progress, drawer
         self.settings = request.settings()
         self.known = Findings(loaded, self.settings, datetime.now(timezone.utc), time.monotonic())
 
@@ -162,7 +174,7 @@ class _Bisection:
         return self._write()
 
     def _write(self) -> RunRecord:
-        return write_record(self.known, self.folder)
+        return write_record(self.known, self.folder, self.drawer)
 
     def _stage(self, name: str) -> _Stage:
         self.known.last_stage = name
@@ -270,8 +282,14 @@ class _Bisection:
         path = graph.write(work / f"{name}.tflite")
         result = self.runner.run([Job(name, path, "interpreter", self.inputs, tensors="all")])[name]
         if not result.ok:
+            unknown = re.search(r"Didn't find op for builtin opcode '(\w+)'", result.detail)
+            if unknown:
+                raise ConversionError(
+                    f"the converted graph holds {unknown.group(1)}, which LiteRT's runtime has no kernel for.",
+                    hint="Replace the operation that becomes it in the model.",
+                )
             raise RunnerError(
-                f"LiteRT cannot run the converted graph on the CPU: {result.status}: {result.detail}.",
+                f"LiteRT cannot run the converted graph on the CPU: {result.status}: {result.detail.rstrip('.')}.",
                 hint="See logs in the run folder.",
                 detail=result.log_text[-2000:],
             )

@@ -148,7 +148,7 @@ def run(
     form = "json" if as_json else "text"
     interrupted = False
     if predict:
-        with ProgressDrawer(_console(stderr=True), quiet=quiet, verbose=verbose) as on_progress:
+        with _progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
             from bisect_litert.predicting import run_prediction
 
             record = run_prediction(request, on_progress)
@@ -157,7 +157,7 @@ def run(
         _print_record(record, form, None, verbose, model)
         return exit_code(record)
     try:
-        with ProgressDrawer(_console(stderr=True), quiet=quiet, verbose=verbose) as on_progress:
+        with _progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
             from bisect_litert.bisection import run_bisection
 
             record = run_bisection(request, on_progress)
@@ -389,10 +389,22 @@ def _print_record(record: RunRecord, form: str, folder: Path | None, verbose: bo
         _emit(_rendered(lambda console: text.render(record, console, folder=folder, model=model, verbose=verbose)))
 
 
-def _console(stderr: bool = False) -> Console:
+def _console() -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    return Console(highlight=False)
+
+
+@contextmanager
+def _progress_console() -> Iterator[Console]:
+    """A console on stderr, on a descriptor of its own: while the converter runs, its log takes the place of stderr."""
+    from rich.console import Console
+
+    if not sys.stderr.isatty():
+        yield Console(stderr=True, highlight=False)
+        return
+    with open(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, errors="replace") as terminal:
+        yield Console(file=terminal, highlight=False)
 
 
 def _emit(text: str) -> None:

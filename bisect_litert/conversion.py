@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -139,22 +140,36 @@ def _named(name: str, value: Any, pytree: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def _beneath(stream: Any) -> Any:
+    return getattr(stream, "rich_proxied_file", stream)
+
+
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
     """Sends stdout and stderr to a file, down to the file descriptors that C++ writes to, and silences warnings."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    # A live display hands out streams that print above it, on the terminal; what is under them ends in the file.
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_beneath, streams)
+    for logger in [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]:
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is not _beneath(handler.stream):
+                handler.setStream(_beneath(handler.stream))
     saved = [os.dup(1), os.dup(2)]
     try:
         with log.open("a", encoding="utf-8", errors="replace") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            yield
-            sys.stdout.flush()
-            sys.stderr.flush()
+            try:
+                yield
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
     finally:
+        sys.stdout, sys.stderr = streams
         os.dup2(saved[0], 1)
         os.dup2(saved[1], 2)
         for fd in saved:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.file_proxy import FileProxy
 from torch import nn
 
 from bisect_litert.conversion import _explain, convert, input_names, quiet
@@ -127,3 +131,20 @@ def test_an_error_inside_gives_the_descriptors_back(tmp_path: Path) -> None:
     with pytest.raises(KeyError), quiet(tmp_path / "c.log"):
         raise KeyError
     assert [os.fstat(1), os.fstat(2)] == before
+
+
+def test_what_a_live_display_hands_out_goes_to_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, shown = sys.stderr, io.StringIO()
+    proxy = FileProxy(Console(file=shown), real)
+    handler = logging.StreamHandler(proxy)  # as torch makes one when a model file imports it under the display
+    logger = logging.getLogger("under-a-display")
+    logger.addHandler(handler)
+    monkeypatch.setattr(sys, "stderr", proxy)
+    try:
+        with quiet(tmp_path / "c.log"):
+            assert sys.stderr is real
+            assert handler.stream is real
+        assert sys.stderr is proxy
+        assert shown.getvalue() == ""
+    finally:
+        logger.removeHandler(handler)

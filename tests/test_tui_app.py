@@ -19,6 +19,7 @@ from textual.widgets import DataTable, Input, Static, TabbedContent
 from bisect_litert import cli
 from bisect_litert.errors import ExitCode
 from bisect_litert.record import Mark, RunRecord
+from bisect_litert.run_folder import MARKER
 from bisect_litert.tui.app import BisectApp
 from bisect_litert.tui.block_table import BlockTable, matches
 from bisect_litert.tui.block_view import BlockView
@@ -27,6 +28,7 @@ from bisect_litert.tui.divergence_plot import DivergencePlot
 from bisect_litert.tui.masthead import Masthead
 from bisect_litert.tui.picker import PickerScreen
 from bisect_litert.tui.run_screen import RunScreen
+from bisect_litert.tui.runs import find_runs
 
 Script = Callable[[Pilot[None]], Awaitable[None]]
 
@@ -718,3 +720,13 @@ def test_report_judges_with_other_tolerances(run: Path, capsys: pytest.CaptureFi
     assert "Judged again from the stored numbers" in out
     assert RunRecord.load(run) == record
     assert cli.main(["report", str(run), "--tolerance", "ratio"]) == ExitCode.USAGE
+
+
+def test_the_picker_finds_runs_whatever_out_called_them(tmp_path: Path) -> None:
+    for name, marked in (("bisect-run-m-1", False), ("mine", True), ("not-ours", False)):
+        (tmp_path / name).mkdir()
+        sample.overflow().save(tmp_path / name)
+        if marked:
+            (tmp_path / name / MARKER).write_text("")
+    (tmp_path / "a-file").write_text("")
+    assert {line.folder.name for line in find_runs(tmp_path)} == {"bisect-run-m-1", "mine"}

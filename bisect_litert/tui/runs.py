@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bisect_litert.record import RUN_FILE, SCHEMA_VERSION
+from bisect_litert.run_folder import MARKER
 
 RUN_GLOB = "bisect-run-*"
 _WHEN = "%Y-%m-%d %H:%M"
@@ -31,7 +32,8 @@ class RunLine:
 def find_runs(base: Path) -> list[RunLine]:
     """Returns the run folders in `base`, the newest first."""
     try:
-        folders = [path for path in base.glob(RUN_GLOB) if (path / RUN_FILE).is_file()]
+        ours = [path for path in base.iterdir() if path.match(RUN_GLOB) or (path / MARKER).is_file()]  # --out names any
+        folders = [path for path in ours if (path / RUN_FILE).is_file()]
         folders.sort(key=lambda path: (path / RUN_FILE).stat().st_mtime, reverse=True)
     except OSError:
         return []
