@@ -38,6 +38,7 @@ from bisect_litert.record import (
 
 if TYPE_CHECKING:
     from bisect_litert.preparation import LoadedModel
+    from bisect_litert.reports.drawing import Drawer
 
 EMULATED = "emulated fp16, no GPU"
 
@@ -240,8 +241,8 @@ def _tap_info(tap: Tap, graph: Graph | None, files: tuple[str, str]) -> TapInfo:
     return TapInfo(tap.label, tap.origin, tensor.name if tensor else "", tap.shape, tap.dtype, layout, *files)
 
 
-def write_record(known: Findings, folder: Path) -> RunRecord:
+def write_record(known: Findings, folder: Path, drawer: Drawer | None = None) -> RunRecord:
     """Writes the run folder: run.json, report, plot."""
     from bisect_litert.reports import write_all
 
-    return write_all(build_record(known), folder)
+    return write_all(build_record(known), folder, drawer)

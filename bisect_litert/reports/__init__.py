@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bisect_litert.errors import RunFolderError
 from bisect_litert.record import RunRecord
+from bisect_litert.reports.drawing import Drawer
 
 REPORT_FILE = "report.md"
 PLOT_FILE = "divergence.png"
@@ -27,12 +28,13 @@ class UnwrittenError(RunFolderError):
         self.record = record
 
 
-def write_all(record: RunRecord, folder: Path) -> RunRecord:
+def write_all(record: RunRecord, folder: Path, drawer: Drawer | None = None) -> RunRecord:
     """Writes run.json, divergence.png and report.md, so that none is lost because another fails.
 
     Args:
         record: The run.
         folder: Its run folder, which exists.
+        drawer: A process that was started early to draw the plot; without one it is drawn here.
 
     Returns:
         The record as written: with the files there are, and a note for each that could not be made.
@@ -42,6 +44,8 @@ def write_all(record: RunRecord, folder: Path) -> RunRecord:
     """
 
     def draw(so_far: RunRecord) -> None:
+        if drawer is not None and drawer.draw(folder, PLOT_FILE):
+            return
         from bisect_litert.reports import plot  # matplotlib takes a second; only this needs it
 
         plot.save(so_far, folder / PLOT_FILE)

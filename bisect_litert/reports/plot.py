@@ -29,6 +29,16 @@ FLOOR = 1e-9
 """The smallest error drawn; below it, exact zero included, a marker stands on the bottom edge."""
 
 
+def load() -> None:
+    """Imports what `save` needs and lets matplotlib find its fonts, so that a later `save` is quick."""
+    from matplotlib import font_manager
+    from matplotlib.backends import backend_agg
+    from matplotlib.figure import Figure
+
+    font_manager.findfont("DejaVu Sans")
+    backend_agg.FigureCanvasAgg(Figure())
+
+
 def save(record: RunRecord, path: Path) -> None:
     """Draws the run's errors by depth.
 
