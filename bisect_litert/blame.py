@@ -100,6 +100,8 @@ class Blamer:
         cause = self._buffer_cause(reading, values) or cause
         kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
         sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
+        if cause is Cause.UNWRITTEN_OUTPUT and self._hands_on():
+            sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)
         origin = fault.op.index if fault is not None and cause is Cause.OVERFLOW else -1
         return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden, origin)
 
@@ -117,12 +119,20 @@ class Blamer:
         own."""
         if reading.local is not None and reading.local.unwritten and not void(values):
             return Cause.UNWRITTEN_OUTPUT
+        if self._hands_on() and any(c is not None and c.unwritten for c in (reading.local, reading.cpu)):
+            return Cause.UNWRITTEN_OUTPUT
         tensor = self._tensor(reading)
         seen = self._returned(reading, tensor, values) if values else None
         if seen is None:
             return None
         aliased = operand_in_place_of(self.case.original, tensor, seen, self.case.values)
         return Cause.ALIASED_OUTPUT if aliased is not None else None
+
+    def _hands_on(self) -> bool:
+        """Whether the model returns an input unchanged; LiteRT may then write none of its outputs, on the CPU
+        either."""
+        graph = self.case.original
+        return bool({port.tensor for port in graph.inputs} & {port.tensor for port in graph.outputs})
 
     def _returned(self, reading: Reading, tensor: int, values: Values) -> np.ndarray | None:
         """What came back for a tensor that is an output of the model, in the graph's order."""

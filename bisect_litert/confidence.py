@@ -74,5 +74,5 @@ def _readings(
         agrees = shown if culprit.cause is Cause.OVERFLOW else not shown
         found["emulated fp16 agrees"] = (agrees, "a GPU of another vendor")
     found["its op is known"] = (culprit.op >= 0, "a smaller block")
-    found["healed, the rest is right"] = (around.healed_right, "healing the culprits before it")
+    found["healed, the rest is right"] = (around.healed_right, "outputs that come right once the culprits are healed")
     return found

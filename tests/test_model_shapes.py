@@ -219,6 +219,13 @@ def test_an_input_that_is_an_output() -> None:
     assert {b.name: b.mark for b in record.blocks}["b"] is Mark.OK
 
 
+def test_an_input_returned_beside_what_is_made_of_it_is_no_fault_of_the_conversion() -> None:
+    record = run(Do(lambda s, x: (s.fc(x), x), 16), numbers(4, 16))
+    assert {c.cause for c in record.culprits} == {Cause.UNWRITTEN_OUTPUT}
+    assert "do not return an input unchanged" in record.verdict.next_step
+    assert any("returns an input unchanged" in said for c in record.culprits for said in c.evidence)
+
+
 class Counting(nn.Module):
     """Buffers that forward changes."""
 
