@@ -131,12 +131,13 @@ def _relocated(culprit: Culprit, blocks: Sequence[str]) -> Culprit:
     """Moves a culprit to the block its op belongs to, where that is not the one whose output showed the fault.
 
     Code of a parent that runs between its children shows at the next child's output. The parent is to blame, if it
-    was selected.
+    was selected. Any other block is over by then, or has not begun: a name that says so was joined of several.
     """
     own, module = culprit.block.split("@")[0], culprit.module
     if not module or module == own or module.startswith(own + "."):
         return culprit
-    parents = [b for b in blocks if module == b.split("@")[0] or module.startswith(b.split("@")[0] + ".")]
+    around = [b for b in blocks if own.startswith(b.split("@")[0] + ".")]
+    parents = [b for b in around if module == b.split("@")[0] or module.startswith(b.split("@")[0] + ".")]
     if not parents:
         said = f"The op lies in {module}, in code that runs before {culprit.block}."
         return replace(culprit, evidence=(*culprit.evidence, said))

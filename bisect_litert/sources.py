@@ -64,8 +64,12 @@ class Sources:
                 found[op.index] = node
         places = {}
         for op in ops:
-            owner = module_of(self.graph.tensors[op.outputs[0]].name, self.modules, module) if op.outputs else ""
-            node = found.get(op.index) or self._ahead(op, ops, found, nodes, owner)
+            name = self.graph.tensors[op.outputs[0]].name if op.outputs else ""
+            owner = module_of(name, self.modules, module)
+            matched = found.get(op.index)
+            if matched is not None and matched.module in self._named(name, module):
+                owner = matched.module
+            node = matched or self._ahead(op, ops, found, nodes, owner)
             places[op.index] = self._place(owner, node)
         return places
 
@@ -110,10 +114,17 @@ class Sources:
         value = self.values.get(op.outputs[0]) if op.outputs else None
         if value is None or value.dtype.kind != "f":
             return None
-        owner = module_of(self.graph.tensors[op.outputs[0]].name, self.modules, block)
+        name = self.graph.tensors[op.outputs[0]].name
+        owner, named = module_of(name, self.modules, block), self._named(name, block)
         fits = [n for n, v in nodes if same_value(v, value, CLOSE)]
         # Reshapes and identities hold the value as well; the operator that made it comes first.
-        return next((n for n in fits if n.module == owner), fits[0] if fits else None)
+        fits.sort(key=lambda n: (n.module != owner, n.module not in named))
+        return fits[0] if fits else None
+
+    def _named(self, name: str, block: str) -> set[str]:
+        """All modules that a tensor's name carries; alike ops of several are named together, and the value tells which
+        of them it is."""
+        return {module_of(part, self.modules, block) for part in name.split(";;")}
 
     @staticmethod
     def _ahead(

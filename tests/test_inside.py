@@ -163,3 +163,38 @@ def test_the_split_of_the_taps_does_not_show() -> None:
     ]
     assert [repr(b.errors) for b in whole.blocks] == [repr(b.errors) for b in split.blocks]
     assert [(c.block, c.op) for c in whole.culprits] == [(c.block, c.op) for c in split.culprits]
+
+
+class Rms(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Normed(nn.Module):
+    """Norms of one kind all over; the converter names what they share after several of them."""
+
+    def __init__(self, width: int, gain: float) -> None:
+        super().__init__()
+        self.n1, self.fc, self.gain = Rms(), nn.Linear(width, width), gain
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.fc(self.n1(x)) * self.gain
+
+
+class LoudAtTheEnd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Normed(16, gain) for gain in (1.0, 3000.0))
+        self.norm = Rms()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+def test_an_op_behind_all_blocks_is_not_moved_into_a_namesake_before_it() -> None:
+    torch.manual_seed(0)
+    record = bisect(LoudAtTheEnd(), (torch.randn(1, 8, 16),), blocks="layers.*", no_gpu=True)
+    (culprit,) = record.culprits
+    assert (culprit.block, culprit.cause, culprit.module) == ("(output)", Cause.OVERFLOW, "norm")
