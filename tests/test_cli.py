@@ -391,7 +391,9 @@ def test_a_full_stdout_is_an_error_of_one_sentence(tmp_path: Path) -> None:
 
 def test_a_real_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
     code = """
-        import sys, time, types
+        import signal, sys, time, types
+        # A background job of a shell is started with Ctrl-C ignored; this one is not to be.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         from bisect_litert import run_folder
         fake = types.ModuleType("bisect_litert.bisection")
         def run_bisection(request, on_progress):

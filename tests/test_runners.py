@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -168,6 +169,8 @@ def test_the_real_worker_says_that_the_disk_is_full(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_kills_the_worker_and_comes_through(tmp_path: Path) -> None:
+    # Tests that a shell runs in the background start with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     runner = Runner(tmp_path, command=FAKE)
     runner.warm_up()
     child = runner._child
