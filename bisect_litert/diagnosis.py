@@ -94,6 +94,8 @@ def evidence(
             f"LiteRT on the CPU already differs from PyTorch at this block's own inputs: {shows(cpu)}; fp32 arithmetic "
             f"explains {explained}."
         )
+    elif local is not None and cause in (Cause.ALIASED_OUTPUT, Cause.UNWRITTEN_OUTPUT):
+        found.append(f"At its own inputs {shows(local)}.")  # what rounding costs has no say in whose buffer it is
     elif local is not None:
         found.append(
             f"At its own inputs {shows(local)}; rounding to fp16 would cost {number(reading.cost)}, the limit here is "

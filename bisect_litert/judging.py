@@ -190,7 +190,7 @@ def place(known: Findings) -> Placement:
             blocks = _blocks_with(known, graph, ops)
             refusals.append(Refusal(refused.op, refused.reason, len(ops), blocks, text, issue))
     gpu, cpu = log.gpu_ops or 0, log.cpu_ops or 0
-    whole = "The only operation runs" if gpu == 1 else f"All {gpu} operations run"
+    whole = {0: "No operation runs", 1: "The only operation runs"}.get(gpu, f"All {gpu} operations run")
     line = log.line or f"{whole} on the GPU."
     return Placement(log.adapter, gpu, cpu, line, tuple(refusals), tuple(log.validation_errors))
 

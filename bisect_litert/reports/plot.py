@@ -60,7 +60,8 @@ def save(record: RunRecord, path: Path) -> None:
     series = [
         _Series("cumulative", [_value(on_target(record, b)) for b in blocks], "#1b1b1b", "-", "o"),
         _Series("local", [_value(local_on_target(record, b)) for b in blocks], "#c2410c", "--", "s"),
-        _Series("expected", [b.expected for b in blocks], "#6b8fb5", ":", ""),
+        # Its marker is small: it shows where a value stands alone, between blocks whose cost is not known.
+        _Series("expected", [b.expected for b in blocks], "#6b8fb5", ":", "."),
     ]
     low, high = _limits(series)
     axes.set_yscale("log")
@@ -129,7 +130,8 @@ def _draw(line: _Series, axes: Any, low: float, high: float) -> None:
     )
     exact = [i for i, v in enumerate(line.values) if not isnan(v) and v <= low]
     if exact:
-        label = "exactly zero" if line.label == "cumulative" else None
+        # Named once, by the first line that has any.
+        label = None if "exactly zero" in axes.get_legend_handles_labels()[1] else "exactly zero"
         style = {"color": line.colour, "clip_on": False, "markersize": 5, "linestyle": "none", "zorder": 4}
         axes.plot(exact, [low] * len(exact), marker="v", label=label, **style)
 
