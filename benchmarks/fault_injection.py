@@ -25,7 +25,7 @@ from faulty_gpu import Fault, FaultyGpu
 from small_models import numbers
 from test_healing import BLOCKS, WIDTH, dag
 
-from bisect_litert import bisect, bisection
+from bisect_litert import bisect, bisection, machines
 from bisect_litert.graph import Graph
 
 KINDS = ("noise", "nan", "zeros", "scale", "swap", "unwritten", "crash", "hang")
@@ -60,7 +60,7 @@ def main() -> None:
             if time.monotonic() - started > arguments.limit:
                 break
             faults = (Fault(f"n{k}", kind),)
-            bisection.Runner = type("Planted", (FaultyGpu,), {"faults": faults})
+            machines.Runner = type("Planted", (FaultyGpu,), {"faults": faults})
             record = bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*")
             named = [c.block for c in record.culprits]
             rows.append({"graph": seed, "kind": kind, "k": k, "named": named, "cause": str(record.verdict.cause)})

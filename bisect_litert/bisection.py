@@ -33,6 +33,7 @@ from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
 from bisect_litert.jobs import Job
 from bisect_litert.judging import Findings, judge, settle_death, settle_taps
+from bisect_litert.machines import open_runner
 from bisect_litert.metrics import compare
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, flow
@@ -41,7 +42,6 @@ from bisect_litert.recording import write_record
 from bisect_litert.reference import Forward, TorchReference, tapped_module
 from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
-from bisect_litert.runners import Runner
 from bisect_litert.sources import Sources
 
 
@@ -156,7 +156,7 @@ class _Bisection:
         self.known.folder = self.folder
         work = Path(tempfile.mkdtemp(prefix="bisect-litert-"))
         try:
-            with Runner(work, self.request.time_limit) as self.runner:
+            with open_runner(work, self.request) as self.runner:
                 self.runner.warm_up()
                 self._work(work)
         except KeyboardInterrupt:

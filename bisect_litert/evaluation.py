@@ -11,9 +11,8 @@ import numpy as np
 
 from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.graph import COPY_SUFFIX, FEED_PREFIX, Graph
-from bisect_litert.jobs import Job, JobResult
+from bisect_litert.jobs import Job, JobResult, JobRunner
 from bisect_litert.readings import Tap, Values
-from bisect_litert.runners import Runner
 
 TAP_MEMORY = 1 << 30
 """Default budget for the taps of one run, bytes."""
@@ -50,7 +49,7 @@ class Evaluator:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: JobRunner,
         folder: Path,
         inputs: Mapping[str, np.ndarray],
         taps: Sequence[Tap],

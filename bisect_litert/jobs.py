@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -70,6 +71,28 @@ class JobResult:
     def ok(self) -> bool:
         """Whether there are outputs."""
         return self.status == OK
+
+
+class JobRunner(Protocol):
+    """Where jobs run: in a worker process, on another machine, or in two places at once (runners, routing)."""
+
+    def __enter__(self) -> JobRunner: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def warm_up(self) -> None:
+        """Starts what takes time to start."""
+
+    def run(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None = None) -> dict[str, JobResult]:
+        """Runs jobs in order and returns one result per job; a job that failed is a result."""
+
+    def close(self) -> None:
+        """Lets the worker end by itself."""
+
+    def stop(self) -> None:
+        """Ends the worker at once, from any thread."""
 
 
 def read_result(job: Job, folder: Path) -> JobResult:

@@ -37,6 +37,11 @@ class BisectRequest:
     output_limit: float = DEFAULTS.output_limit
     no_gpu: bool = False
     """Judge the emulated run even where a GPU is found."""
+    runner: str = ""
+    """Where GPU jobs run instead: "ssh HOST" (with any options of ssh in between), or a command that takes a request
+    folder and leaves a response folder."""
+    python: str = ""
+    """Interpreter of another environment on this machine, whose ai-edge-litert runs the GPU jobs."""
 
     def settings(self) -> Settings:
         """Returns the part of the request that is written into the record."""

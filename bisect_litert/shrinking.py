@@ -17,12 +17,11 @@ import numpy as np
 from bisect_litert.cutting import boundary, compact, cut, sinks
 from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.graph import Graph, Op
-from bisect_litert.jobs import Job
+from bisect_litert.jobs import Job, JobRunner
 from bisect_litert.metrics import FP16_MAX
 from bisect_litert.record import Cause, Settings
 from bisect_litert.repro_script import SAME, error, off, verdict
 from bisect_litert.reproduction import CONTEXT, MODEL, OpName, Reproduction, tolerance
-from bisect_litert.runners import Runner
 
 MAX_TRIES = 60
 """GPU runs of one bundle; shrinking stops there and keeps what it has."""
@@ -82,7 +81,7 @@ class Shrinker:
         self,
         kept: Reproduction,
         folder: Path,
-        runner: Runner,
+        runner: JobRunner,
         work: Path,
         settings: Settings,
         say: Callable[[str], None] = lambda _: None,

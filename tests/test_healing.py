@@ -18,7 +18,7 @@ from faulty_gpu import Fault, FaultyGpu
 from small_models import numbers
 from torch import nn
 
-from bisect_litert import bisect, bisection
+from bisect_litert import bisect, bisection, machines
 from bisect_litert.graph import Graph
 from bisect_litert.record import Cause, Mark, RunRecord
 
@@ -87,7 +87,7 @@ def planted(
 
     def run(seed: int, *faults: Fault) -> RunRecord:
         monkeypatch.setattr(bisection, "convert", once)
-        monkeypatch.setattr(bisection, "Runner", type("Planted", (FaultyGpu,), {"faults": faults}))
+        monkeypatch.setattr(machines, "Runner", type("Planted", (FaultyGpu,), {"faults": faults}))
         return bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*")
 
     return run

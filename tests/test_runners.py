@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert import jobs, runners
+from bisect_litert import jobs, request_folder, runners
 from bisect_litert.errors import RunnerError
 from bisect_litert.runners import Job, JobResult, Runner
 
@@ -152,7 +152,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def no_space(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(runners.shutil, "copyfile", no_space)
+    monkeypatch.setattr(request_folder.shutil, "copyfile", no_space)
     with pytest.raises(RunnerError, match="is full"):
         fake(tmp_path / "parent", "ok")
 
