@@ -25,8 +25,9 @@ from faulty_gpu import Fault, FaultyGpu
 from small_models import numbers
 from test_healing import BLOCKS, WIDTH, dag
 
-from bisect_litert import bisect, bisection, machines
+from bisect_litert import bisect, machines
 from bisect_litert.graph import Graph
+from bisect_litert.subjects import torch_subject
 
 KINDS = ("noise", "nan", "zeros", "scale", "swap", "unwritten", "crash", "hang")
 
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fault-injection-"))
-    convert = bisection.convert
+    convert = torch_subject.convert
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.start, arguments.start + arguments.graphs):
@@ -52,7 +53,7 @@ def main() -> None:
                 convert(module, args, kwargs, path, log)
             return Graph.read(path)
 
-        bisection.convert = once
+        torch_subject.convert = once
         planted = [(kind, k) for kind in arguments.kinds.split(",") for k in range(BLOCKS)]
         if arguments.sample:
             planted = random.Random(seed).sample(planted, min(arguments.sample, len(planted)))

@@ -6,7 +6,6 @@ calls, `bisect` what Python code calls; both end in `_Bisection`.
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 import time
@@ -22,27 +21,23 @@ from bisect_litert import blocks as block_stage
 from bisect_litert import model_file, reproduction, run_folder, tapping
 from bisect_litert.blame import Investigation
 from bisect_litert.confidence import Circumstances
-from bisect_litert.conversion import convert, input_names
 from bisect_litert.counterfactual import Controls
-from bisect_litert.errors import BisectError, ConversionError, RunnerError, UnfitReferenceError
-from bisect_litert.evaluation import CPU, GPU, HALF, ROUNDING, Evaluator, TappedGraph, tap_graph
-from bisect_litert.exported import ExportedModel
+from bisect_litert.errors import BisectError
+from bisect_litert.evaluation import CPU, GPU, HALF, ROUNDING, Evaluator, TappedGraph, float_outputs, tap_graph
 from bisect_litert.gate import choose_taps
 from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
-from bisect_litert.jobs import Job
 from bisect_litert.judging import Findings, judge, settle_death, settle_taps
 from bisect_litert.machines import open_runner
-from bisect_litert.metrics import compare
 from bisect_litert.pricing import Pricer, Scene
-from bisect_litert.readings import OUTPUT, flow
+from bisect_litert.readings import OUTPUT, Forward, flow
 from bisect_litert.record import Cause, RunRecord, Verdict
 from bisect_litert.recording import write_record
-from bisect_litert.reference import Forward, TorchReference, tapped_module
 from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
-from bisect_litert.sources import Sources
+from bisect_litert.subjects import Located, Subject, Workplace
+from bisect_litert.subjects.torch_subject import TorchSubject
 
 
 def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
@@ -64,7 +59,7 @@ def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
         loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
     drawer = Drawer()  # loads matplotlib on the other core while the model is converted
     try:
-        return _Bisection(loaded, request, on_progress, drawer).run()
+        return _Bisection(TorchSubject(loaded, request), request, on_progress, drawer).run()
     finally:
         drawer.close()
 
@@ -104,7 +99,7 @@ def bisect(
         request = BisectRequest(model=label, blocks=patterns, out=Path(out), **options)
         run_folder.check(request.out or Path(), request.force)
         loaded = model_file.prepare(model, inputs, request.seed, label=label)
-        return _Bisection(loaded, request, on_progress).run()
+        return _Bisection(TorchSubject(loaded, request), request, on_progress).run()
 
 
 def list_blocks(model: str, patterns: Sequence[str], inputs: Path | None, seed: int) -> tuple[BlockLine, ...]:
@@ -135,30 +130,25 @@ class _Bisection:
     """One run. Its fields are what is known so far, so that an interruption loses nothing."""
 
     def __init__(
-        self,
-        loaded: model_file.LoadedModel,
-        request: BisectRequest,
-        on_progress: OnProgress,
-        drawer: Drawer | None = None,
+        self, subject: Subject, request: BisectRequest, on_progress: OnProgress, drawer: Drawer | None = None
     ) -> None:
-        self.loaded, self.request, self.tell, self.drawer = loaded, request, on_progress, drawer
+        self.subject, self.request, self.tell, self.drawer = subject, request, on_progress, drawer
         self.settings = request.settings()
-        self.known = Findings(loaded, self.settings, datetime.now(timezone.utc), time.monotonic())
+        self.known = Findings(
+            subject.label, subject.describe_inputs(), self.settings, datetime.now(timezone.utc), time.monotonic()
+        )
 
     def run(self) -> RunRecord:
-        selected = block_stage.select(self.loaded.module, self.request.blocks)
-        self.reference = TorchReference(
-            self.loaded.module, self.loaded.args, self.loaded.kwargs, selected, self.settings.seed
-        )
-        with self._stage("torch"):
-            self._check_reference()
+        self.known.truth = self.subject.check(self._stage)
+        if self.known.truth is not None:
+            self.known.add_run("torch", time.monotonic() - self.known.clock)
         self.folder = run_folder.create(self.request.out, run_folder.label_of(self.request.model), self.request.force)
         self.known.folder = self.folder
         work = Path(tempfile.mkdtemp(prefix="bisect-litert-"))
         try:
-            with open_runner(work, self.request) as self.runner:
-                self.runner.warm_up()
-                self._work(work)
+            with open_runner(work, self.request) as runner:
+                runner.warm_up()
+                self._work(Workplace(runner, work, self.folder / "logs", self._stage))
         except KeyboardInterrupt:
             decided = "the culprits found by then are listed" if self.known.found.culprits else "nothing was decided"
             self.known.verdict = Verdict(
@@ -180,132 +170,25 @@ class _Bisection:
         self.known.last_stage = name
         return _Stage(self.tell, name)
 
-    def _check_reference(self) -> None:
-        truth = self.truth = self.known.truth = self.reference.run()
-        self.known.add_run("torch", time.monotonic() - self.known.clock)
-        bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if v.dtype.kind == "f" and np.isnan(v).any()]
-        if bad:
-            raise UnfitReferenceError(
-                f"PyTorch's own result holds NaN at {bad[0]}.",
-                hint="Fix the model or its inputs first: there is no right answer to compare with.",
-            )
-        wobbly = self.reference.repeatable()
-        if wobbly:
-            raise UnfitReferenceError(
-                wobbly, hint="Make the model deterministic (eval mode, fixed noise) to have something to compare with."
-            )
-
-    # -- the graph and its taps ----------------------------------------------------------------------------------------
-
-    def _work(self, work: Path) -> None:
-        logs = self.folder / "logs"
-        with self._stage("convert"):
-            plain = convert(
-                self.loaded.module, self.loaded.args, self.loaded.kwargs, work / "model.tflite", logs / "convert.log"
-            )
-        self.known.plain = plain
-        self.inputs = input_names(plain, self.loaded.args, self.loaded.kwargs)
+    def _work(self, place: Workplace) -> None:
+        plain = self.known.plain = self.subject.graph(place)
+        inputs = self.subject.feed(plain)
         with self._stage("find taps"):
-            cost, tolerance = self._fp32_costs()
-            tapped = self._tap(plain, work, logs, tolerance)
-        self.known.taps, self.known.notes = list(tapped.taps), [*self.loaded.notes, *tapped.notes]
-        self._measure(plain, tapped, work, cost)
+            found = self.subject.locate(plain, inputs, place)
+        self.known.truth, self.known.taps = found.truth, list(found.tapping.taps)
+        self.known.notes = [*self.subject.notes, *found.tapping.notes]
+        self.known.add_results(found.results)
+        self._measure(plain, inputs, found, place)
 
-    def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float]]:
-        """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to
-        be."""
-        truth = self.truth
-        double = self.reference.run64()
-        forced = self.reference.force64(truth.taps) if double else None
-        if double is None or forced is None:
-            return {}, {}
-        local = {**_differences(forced.taps, truth.taps), **_differences(forced.outputs, truth.outputs)}
-        return local, {k: 100 * v for k, v in _differences(double.taps, truth.taps).items()}
-
-    def _tap(self, plain: Graph, work: Path, logs: Path, tolerance: Mapping[str, float]) -> tapping.Tapping:
-        truth, labels = self.truth, list(self.truth.outputs)
-        outputs = self._name_outputs(plain)
-        values = self._all_values(plain, work, "values")
-        taps = tapping.locate(
-            plain, truth.points, truth.taps, values, tolerance, returned=self._returned(plain, outputs)
-        )
-        absent = tapping.missing(taps)
-        if self.request.tap == "reexport":
-            absent = [p.key for p in truth.points if truth.taps[p.key].dtype == np.float32 and truth.taps[p.key].size]
-        notes: list[str] = []
-        if absent:
-            again = tapping.reexport(
-                lambda keys: tapped_module(self.reference, keys),
-                absent,
-                labels,
-                self.loaded.args,
-                self.loaded.kwargs,
-                work / "tapped.tflite",
-                logs / "reexport.log",
-            )
-            if again is None:
-                some = ", ".join(absent[:5])
-                notes.append(f"{len(absent)} block outputs are not in the graph and could not be added to it: {some}.")
-            else:
-                graph, known, outputs = again
-                values = self._all_values(graph, work, "values-again")
-                taps = tapping.locate(
-                    graph, truth.points, truth.taps, values, tolerance, known, self._returned(graph, outputs)
-                )
-                return tapping.Tapping(graph, taps, outputs, values)
-        return tapping.Tapping(plain, taps, outputs, values, tuple(notes))
-
-    def _returned(self, graph: Graph, outputs: Mapping[str, str]) -> dict[int, np.ndarray]:
-        """What the model returns in PyTorch, by output tensor of the graph; an output that is an input is left out."""
-        inputs = {port.tensor for port in graph.inputs}
-        at = _output_tensors(graph, outputs)
-        return {t: self.truth.outputs[label] for label, t in at.items() if t in graph.computed and t not in inputs}
-
-    def _name_outputs(self, graph: Graph) -> dict[str, str]:
-        labels, ports = list(self.truth.outputs), graph.outputs
-        if len(labels) != len(ports):
-            raise ConversionError(
-                f"the converted graph has {len(ports)} outputs where the model returns {len(labels)} tensors.",
-                hint="Return each tensor once, as a tensor.",
-            )
-        for label, port in zip(labels, ports, strict=True):
-            got, wanted = graph.tensors[port.tensor], self.truth.outputs[label]
-            if got.size != wanted.size or not _readable(got.dtype):
-                raise ConversionError(
-                    f"output {label} is {got.dtype} {list(got.shape)} in the converted graph and "
-                    f"{wanted.dtype} {list(wanted.shape)} in PyTorch.",
-                    hint="Return real tensors of a fixed size; for complex values use torch.view_as_real.",
-                )
-        return {label: port.name for label, port in zip(labels, ports, strict=True)}
-
-    def _all_values(self, graph: Graph, work: Path, name: str) -> dict[int, np.ndarray]:
-        path = graph.write(work / f"{name}.tflite")
-        result = self.runner.run([Job(name, path, "interpreter", self.inputs, tensors="all")])[name]
-        if not result.ok:
-            unknown = re.search(r"Didn't find op for builtin opcode '(\w+)'", result.detail)
-            if unknown:
-                raise ConversionError(
-                    f"the converted graph holds {unknown.group(1)}, which LiteRT's runtime has no kernel for.",
-                    hint="Replace the operation that becomes it in the model.",
-                )
-            raise RunnerError(
-                f"LiteRT cannot run the converted graph on the CPU: {result.status}: {result.detail.rstrip('.')}.",
-                hint="See logs in the run folder.",
-                detail=result.log_text[-2000:],
-            )
-        inputs = {p.tensor: self.inputs[p.name] for p in graph.inputs if p.name in self.inputs}
-        return {**{t: np.asarray(v) for t, v in inputs.items()}, **result.tensors}
-
-    # -- runs and verdict ----------------------------------------------------------------------------------------------
-
-    def _measure(self, plain: Graph, tapped: tapping.Tapping, work: Path, cost: Mapping[str, float]) -> None:
-        truth = self.truth
+    def _measure(self, plain: Graph, inputs: Mapping[str, np.ndarray], shown: Located, place: Workplace) -> None:
+        """Runs the graph in every way, searches, looks inside, and judges."""
+        truth, tapped = shown.truth, shown.tapping
         located = [t for t in tapped.taps if t.tensor >= 0]
         graph = tap_graph(tapped.graph, [t.tensor for t in located], tapped.outputs)
         evaluator = Evaluator(
-            self.runner,
-            work,
-            self.inputs,
+            place.runner,
+            place.folder,
+            inputs,
             tapped.taps,
             {k: v.shape for k, v in truth.outputs.items()},
             tapped.tame,
@@ -318,13 +201,13 @@ class _Bisection:
         choice = None
         if not self.request.no_gpu:
             with self._stage("run gpu"):
-                choice = choose_taps(evaluator, tapped, TappedGraph(plain, {}, self._name_outputs(plain)), graph, truth)
+                choice = choose_taps(evaluator, tapped, TappedGraph(plain, {}, shown.outputs), graph, truth)
             self.known.add_results(choice.results)
             self.known.choice, graph = choice, choice.graph
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
             self.known.notes.append(f"{choice.why_not} The emulated fp16 run stands in for the GPU.")
-        outputs = _output_tensors(tapped.graph, tapped.outputs)
+        outputs = float_outputs(tapped.graph, tapped.outputs)
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = _owners(tapped, truth, outputs), tapped.graph
         shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
@@ -341,8 +224,8 @@ class _Bisection:
                 owners=self.known.owners,
                 links=self.known.links,
                 truth=truth,
-                force=self.reference.force,
-                fp32_cost=cost,
+                force=self.subject.force,
+                fp32_cost=shown.cost,
                 values=tapped.values,
                 settings=self.settings,
                 target=self.known.target,
@@ -360,17 +243,11 @@ class _Bisection:
 
     def _look_inside(self, case: Investigation, controls: Controls | None) -> None:
         """Drives each culprit down to its op and line, and proves it by keeping it off the GPU."""
-        found, loaded = self.known.found, self.loaded
-        classes = {name: type(module).__name__ for name, module in loaded.module.named_modules() if name}
+        found, classes = self.known.found, self.subject.classes()
         choice = self.known.choice
         tools = Tools(
             pricer=Pricer(case),
-            sources=Sources(
-                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False),
-                case.original,
-                case.values,
-                list(classes),
-            ),
+            sources=self.subject.sources(case.original, case.values),
             controls=controls,
             graph=case.original,
             blocks=list(dict.fromkeys(t.block for t in case.taps)),
@@ -399,7 +276,7 @@ class _Bisection:
         def right(block: str) -> dict[int, np.ndarray]:
             shapes = case.original.tensors
             return {
-                t.tensor: t.layout.from_torch(self.truth.taps[t.key], shapes[t.tensor].shape)
+                t.tensor: t.layout.from_torch(case.truth.taps[t.key], shapes[t.tensor].shape)
                 for t in tapped
                 if t.block == block and t.layout is not None
             }
@@ -412,24 +289,6 @@ class _Bisection:
             right=right,
             settings=self.settings,
         )
-
-
-def _differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:
-    found = {}
-    for key, value in target.items():
-        if value.dtype.kind == "f" and key in reference and reference[key].shape == value.shape:
-            error = compare(reference=reference[key], target=value).relative_l2
-            found[key] = error if np.isfinite(error) else 0.0
-    return found
-
-
-def _readable(dtype: str) -> bool:
-    return dtype in ("FLOAT32", "INT32", "INT64", "BOOL", "INT8", "UINT8", "INT16", "FLOAT16", "UINT32", "UINT16")
-
-
-def _output_tensors(graph: Graph, outputs: Mapping[str, str]) -> dict[str, int]:
-    at = {port.name: port.tensor for port in graph.outputs}
-    return {label: at[name] for label, name in outputs.items() if graph.tensors[at[name]].is_float}
 
 
 def _owners(tapped: tapping.Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:

@@ -149,6 +149,17 @@ class Evaluator:
         return Values(taps, outputs, unwritten)
 
 
+def float_outputs(graph: Graph, outputs: Mapping[str, str]) -> dict[str, int]:
+    """Returns the tensor of each of the model's float outputs.
+
+    Args:
+        graph: The graph.
+        outputs: Signature output by the model's own output label.
+    """
+    at = {port.name: port.tensor for port in graph.outputs}
+    return {label: at[name] for label, name in outputs.items() if graph.tensors[at[name]].is_float}
+
+
 def only(tapped: TappedGraph, tensors: Sequence[int]) -> TappedGraph:
     """Drops all taps but some; the model's own outputs stay."""
     names = {t: tapped.names[t] for t in tensors}

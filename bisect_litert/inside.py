@@ -13,7 +13,7 @@ from bisect_litert.diagnosis import number
 from bisect_litert.graph import Graph, Op
 from bisect_litert.pricing import OpPrice, Priced, Pricer, Scene
 from bisect_litert.record import Cause, Culprit, Mark, OpResult, Settings
-from bisect_litert.sources import Place, Sources
+from bisect_litert.sources import OpSources, Place
 
 MAX_LOOKED_INTO = 6
 """Culprits beyond these are named but not opened: the first ones are what a person acts on."""
@@ -25,7 +25,7 @@ class Tools:
     """What looking inside needs."""
 
     pricer: Pricer
-    sources: Sources
+    sources: OpSources
     controls: Controls | None
     """Control runs on the graph as it ships; None when the taps live in another graph or nothing runs on a GPU."""
     graph: Graph

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bisect_litert import advice, diagnosis, fusion, placement, residency
 from bisect_litert.counterfactual import Controls
@@ -18,10 +17,7 @@ from bisect_litert.healing import Found
 from bisect_litert.jobs import TIMED_OUT, JobResult
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import OUTPUT, Forward, Tap
-from bisect_litert.record import Cause, Culprit, Placement, Refusal, RunInfo, Settings, Verdict
-
-if TYPE_CHECKING:
-    from bisect_litert.preparation import LoadedModel
+from bisect_litert.record import Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
 
 UNDECIDED = Verdict(Cause.CANNOT_TEST, False, "Nothing was decided.", "Run it again.")
 
@@ -31,7 +27,8 @@ class Findings:
     """What is known so far. Everything has a value from the start, so that a run that stops early still leaves a
     record."""
 
-    loaded: LoadedModel
+    label: str
+    inputs: list[InputInfo]
     settings: Settings
     started: datetime
     clock: float

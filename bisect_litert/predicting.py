@@ -14,6 +14,7 @@ from bisect_litert.errors import UnfitReferenceError
 from bisect_litert.exported import Node
 from bisect_litert.magnitudes import Magnitude
 from bisect_litert.prediction import BlockPrediction, Prediction, predict
+from bisect_litert.preparation import describe_inputs
 from bisect_litert.record import (
     BlockResult,
     Cause,
@@ -26,7 +27,6 @@ from bisect_litert.record import (
     RunRecord,
     Verdict,
 )
-from bisect_litert.recording import describe_inputs
 from bisect_litert.reference import TorchReference
 from bisect_litert.reports.outcome import PREDICTED
 from bisect_litert.request import BisectRequest, OnProgress, Progress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from bisect_litert import structure
 from bisect_litert.eager import copy_module
 from bisect_litert.errors import InputsError, ModelFileError, UnfitReferenceError
+from bisect_litert.record import InputInfo
 
 if TYPE_CHECKING:
     import torch
@@ -156,6 +158,17 @@ def named_inputs(
         else:
             named += [(f"{name}{label}", t) for label, t in structure.leaves(value)]
     return named
+
+
+def describe_inputs(loaded: LoadedModel) -> list[InputInfo]:
+    """Returns name, shape and range of every input tensor."""
+    found = []
+    for label, tensor in structure.leaves((loaded.args, loaded.kwargs)):
+        value = tensor.detach().cpu().numpy()
+        low, high = (float(value.min()), float(value.max())) if value.size else (nan, nan)
+        name = label.replace("[0]", "", 1) if label.startswith("[0]") else label.replace("[1]", "", 1)
+        found.append(InputInfo(name.strip("[]'\"") or "input", tuple(value.shape), str(value.dtype), low, high))
+    return found
 
 
 def check_weights(module: torch.nn.Module) -> None:

@@ -23,7 +23,6 @@ from bisect_litert.record import (
     Cause,
     Comparison,
     Culprit,
-    InputInfo,
     Mark,
     OutputResult,
     Placement,
@@ -37,7 +36,6 @@ from bisect_litert.record import (
 )
 
 if TYPE_CHECKING:
-    from bisect_litert.preparation import LoadedModel
     from bisect_litert.reports.drawing import Drawer
 
 EMULATED = "emulated fp16, no GPU"
@@ -53,14 +51,14 @@ def build_record(known: Findings) -> RunRecord:
     if kinds and known.target == GPU and known.found.readings:
         runs.append(RunInfo("gpu-fp32", "not needed", 0.0))
     return RunRecord(
-        model=known.loaded.label,
+        model=known.label,
         target=GPU if known.target == GPU else EMULATED,
         verdict=replace(known.verdict, notes=tuple(notes)),
         culprits=tuple(known.found.culprits),
         blocks=tuple(blocks),
         outputs=tuple(_outputs(known)),
         runs=tuple(runs),
-        inputs=tuple(describe_inputs(known.loaded)),
+        inputs=tuple(known.inputs),
         placement=where,
         environment=environment.describe(),
         settings=known.settings,
@@ -99,19 +97,6 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         some = ", ".join(untapped[:5]) + (" ..." if len(untapped) > 5 else "")
         notes.append(f"Not tapped, so judged together with what follows: {some}.")
     return notes + found.notes
-
-
-def describe_inputs(loaded: LoadedModel) -> list[InputInfo]:
-    """Returns name, shape and range of every input tensor."""
-    from bisect_litert.structure import leaves
-
-    found = []
-    for label, tensor in leaves((loaded.args, loaded.kwargs)):
-        value = tensor.detach().cpu().numpy()
-        low, high = (float(value.min()), float(value.max())) if value.size else (nan, nan)
-        name = label.replace("[0]", "", 1) if label.startswith("[0]") else label.replace("[1]", "", 1)
-        found.append(InputInfo(name.strip("[]'\"") or "input", tuple(value.shape), str(value.dtype), low, high))
-    return found
 
 
 def _outputs(known: Findings) -> list[OutputResult]:

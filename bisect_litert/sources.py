@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +29,18 @@ class Place:
     excerpt: str = ""
     operator: str = ""
     """PyTorch's name of it, "aten.mul.Tensor"."""
+
+
+class OpSources(Protocol):
+    """Tells where ops come from."""
+
+    def places(self, ops: Sequence[Op], block: str) -> dict[int, Place]:
+        """Finds module and line of each op of a block."""
+        ...
+
+    def first_lost(self, block: str) -> Place | None:
+        """Finds what the conversion changed first inside a block; None when that cannot be told."""
+        ...
 
 
 @dataclass

@@ -18,9 +18,10 @@ from faulty_gpu import Fault, FaultyGpu
 from small_models import numbers
 from torch import nn
 
-from bisect_litert import bisect, bisection, machines
+from bisect_litert import bisect, machines
 from bisect_litert.graph import Graph
 from bisect_litert.record import Cause, Mark, RunRecord
+from bisect_litert.subjects import torch_subject
 
 WIDTH, BLOCKS = 16, 6
 
@@ -76,7 +77,7 @@ def planted(
     monkeypatch: pytest.MonkeyPatch, conversions: dict[int, Path], tmp_path_factory: Any
 ) -> Callable[..., RunRecord]:
     """Returns a function that bisects a graph with faults, converting each graph once a session."""
-    convert = bisection.convert
+    convert = torch_subject.convert
 
     def once(module: nn.Module, args: Any, kwargs: Any, path: Path, log: Path) -> Graph:
         seed = next(s for s in range(10) if module is dag(s))
@@ -86,7 +87,7 @@ def planted(
         return Graph.read(conversions[seed])
 
     def run(seed: int, *faults: Fault) -> RunRecord:
-        monkeypatch.setattr(bisection, "convert", once)
+        monkeypatch.setattr(torch_subject, "convert", once)
         monkeypatch.setattr(machines, "Runner", type("Planted", (FaultyGpu,), {"faults": faults}))
         return bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*")
 

@@ -1,0 +1,107 @@
+"""What is bisected, and what it is held against: one interface, an implementation per way a model comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from bisect_litert.graph import Graph
+from bisect_litert.jobs import JobResult, JobRunner
+from bisect_litert.readings import Forward
+from bisect_litert.record import InputInfo
+from bisect_litert.sources import OpSources
+from bisect_litert.tapping import Tapping
+
+Stage = Callable[[str], AbstractContextManager[None]]
+"""Reports a stage while it is entered."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a subject may run and write."""
+
+    runner: JobRunner
+    folder: Path
+    """For .tflite files; deleted when the run ends."""
+    logs: Path
+    """In the run folder."""
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class Located:
+    """The graph with its taps, and what is right there."""
+
+    tapping: Tapping
+    truth: Forward
+    outputs: Mapping[str, str]
+    """The shipped graph's signature output by the model's own output label."""
+    cost: Mapping[str, float]
+    """What fp32 itself costs locally (relative L2), by tap key and output label."""
+    results: tuple[JobResult, ...] = ()
+    """Of the jobs that were run on the way."""
+
+
+class Subject(Protocol):
+    """A model as it came in. The methods are called in this order."""
+
+    @property
+    def label(self) -> str:
+        """How reports call it."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was changed about it before it was tested."""
+        ...
+
+    @property
+    def reference(self) -> str:
+        """What its blocks are held against: "PyTorch" or "LiteRT CPU"."""
+        ...
+
+    @property
+    def judges_conversion(self) -> bool:
+        """Whether the reference is independent of the .tflite file, so that the file itself can be wrong."""
+        ...
+
+    def describe_inputs(self) -> list[InputInfo]:
+        """Returns name, shape and range of every input tensor."""
+        ...
+
+    def check(self, stage: Stage) -> Forward | None:
+        """Checks what can be checked before anything is written; returns the reference if it is known already.
+
+        Raises:
+            BisectError: It cannot be tested.
+        """
+        ...
+
+    def graph(self, place: Workplace) -> Graph:
+        """Returns the graph that ships."""
+        ...
+
+    def feed(self, graph: Graph) -> dict[str, np.ndarray]:
+        """Returns the graph's inputs by signature name, in its layout."""
+        ...
+
+    def locate(self, graph: Graph, inputs: Mapping[str, np.ndarray], place: Workplace) -> Located:
+        """Finds the blocks' outputs in the graph."""
+        ...
+
+    def force(self, values: Mapping[str, np.ndarray]) -> Forward:
+        """Returns what the reference computes with these values put in place of the blocks' outputs, by tap key."""
+        ...
+
+    def classes(self) -> Mapping[str, str]:
+        """Returns class names by module path, of all modules."""
+        ...
+
+    def sources(self, graph: Graph, values: Mapping[int, np.ndarray]) -> OpSources:
+        """Returns what tells an op's module and line."""
+        ...

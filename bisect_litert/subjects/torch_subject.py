@@ -1,0 +1,198 @@
+"""A PyTorch model: converted once, tapped in the graph that comes of it, held against eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bisect_litert import blocks as block_stage
+from bisect_litert import tapping
+from bisect_litert.conversion import convert, input_names
+from bisect_litert.errors import ConversionError, UnfitReferenceError
+from bisect_litert.evaluation import float_outputs
+from bisect_litert.exported import ExportedModel
+from bisect_litert.graph import Graph
+from bisect_litert.metrics import compare
+from bisect_litert.preparation import LoadedModel, describe_inputs
+from bisect_litert.record import InputInfo
+from bisect_litert.reference import Forward, TorchReference, tapped_module
+from bisect_litert.request import BisectRequest
+from bisect_litert.sources import Sources
+from bisect_litert.subjects import Located, Stage, Workplace
+from bisect_litert.subjects.whole_run import run_whole
+
+_READABLE = (
+    "FLOAT32",
+    "INT32",
+    "INT64",
+    "BOOL",
+    "INT8",
+    "UINT8",
+    "INT16",
+    "FLOAT16",
+    "UINT32",
+    "UINT16",
+)
+
+
+class TorchSubject:
+    """A module with its inputs.
+
+    Args:
+        loaded: The module, fit to test.
+        request: Which blocks, seed, and where to tap.
+    """
+
+    reference = "PyTorch"
+    judges_conversion = True
+
+    def __init__(self, loaded: LoadedModel, request: BisectRequest) -> None:
+        self.loaded, self.request = loaded, request
+        self.label, self.notes = loaded.label, loaded.notes
+
+    def describe_inputs(self) -> list[InputInfo]:
+        """Returns name, shape and range of every input tensor."""
+        return describe_inputs(self.loaded)
+
+    def check(self, stage: Stage) -> Forward:
+        """Runs the model in PyTorch, twice.
+
+        Raises:
+            BisectError: It cannot serve as a reference, or a pattern matches no block.
+        """
+        loaded = self.loaded
+        selected = block_stage.select(loaded.module, self.request.blocks)
+        self._torch = TorchReference(loaded.module, loaded.args, loaded.kwargs, selected, self.request.seed)
+        with stage("torch"):
+            truth = self.truth = self._torch.run()
+            bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if v.dtype.kind == "f" and np.isnan(v).any()]
+            if bad:
+                raise UnfitReferenceError(
+                    f"PyTorch's own result holds NaN at {bad[0]}.",
+                    hint="Fix the model or its inputs first: there is no right answer to compare with.",
+                )
+            wobbly = self._torch.repeatable()
+            if wobbly:
+                hint = "Make the model deterministic (eval mode, fixed noise) to have something to compare with."
+                raise UnfitReferenceError(wobbly, hint=hint)
+        return truth
+
+    def graph(self, place: Workplace) -> Graph:
+        """Converts the model."""
+        loaded = self.loaded
+        with place.stage("convert"):
+            return convert(
+                loaded.module, loaded.args, loaded.kwargs, place.folder / "model.tflite", place.logs / "convert.log"
+            )
+
+    def feed(self, graph: Graph) -> dict[str, np.ndarray]:
+        """Returns the inputs by signature name."""
+        return input_names(graph, self.loaded.args, self.loaded.kwargs)
+
+    def locate(self, graph: Graph, inputs: Mapping[str, np.ndarray], place: Workplace) -> Located:
+        """Finds the blocks' outputs among the graph's tensors, and converts again for those that are not there."""
+        cost, tolerance = self._fp32_costs()
+        outputs = self._name_outputs(graph)
+        return Located(self._tap(graph, inputs, place, tolerance, outputs), self.truth, outputs, cost)
+
+    def force(self, values: Mapping[str, np.ndarray]) -> Forward:
+        """Runs PyTorch with these values in place of the blocks' outputs."""
+        return self._torch.force(values)
+
+    def classes(self) -> dict[str, str]:
+        """Returns class names by module path."""
+        return {name: type(module).__name__ for name, module in self.loaded.module.named_modules() if name}
+
+    def sources(self, graph: Graph, values: Mapping[int, np.ndarray]) -> Sources:
+        """Matches ops with the operators that torch.export sees."""
+        loaded = self.loaded
+        return Sources(
+            lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False),
+            graph,
+            values,
+            list(self.classes()),
+        )
+
+    def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float]]:
+        """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to
+        be."""
+        truth = self.truth
+        double = self._torch.run64()
+        forced = self._torch.force64(truth.taps) if double else None
+        if double is None or forced is None:
+            return {}, {}
+        local = {**differences(forced.taps, truth.taps), **differences(forced.outputs, truth.outputs)}
+        return local, {k: 100 * v for k, v in differences(double.taps, truth.taps).items()}
+
+    def _tap(
+        self,
+        plain: Graph,
+        inputs: Mapping[str, np.ndarray],
+        place: Workplace,
+        tolerance: Mapping[str, float],
+        outputs: dict[str, str],
+    ) -> tapping.Tapping:
+        truth, labels = self.truth, list(self.truth.outputs)
+        values, _ = run_whole(place.runner, plain, inputs, place.folder, "values")
+        taps = tapping.locate(
+            plain, truth.points, truth.taps, values, tolerance, returned=self._returned(plain, outputs)
+        )
+        absent = tapping.missing(taps)
+        if self.request.tap == "reexport":
+            absent = [p.key for p in truth.points if truth.taps[p.key].dtype == np.float32 and truth.taps[p.key].size]
+        notes: list[str] = []
+        if absent:
+            again = tapping.reexport(
+                lambda keys: tapped_module(self._torch, keys),
+                absent,
+                labels,
+                self.loaded.args,
+                self.loaded.kwargs,
+                place.folder / "tapped.tflite",
+                place.logs / "reexport.log",
+            )
+            if again is None:
+                some = ", ".join(absent[:5])
+                notes.append(f"{len(absent)} block outputs are not in the graph and could not be added to it: {some}.")
+            else:
+                graph, known, outputs = again
+                values, _ = run_whole(place.runner, graph, inputs, place.folder, "values-again")
+                taps = tapping.locate(
+                    graph, truth.points, truth.taps, values, tolerance, known, self._returned(graph, outputs)
+                )
+                return tapping.Tapping(graph, taps, outputs, values)
+        return tapping.Tapping(plain, taps, outputs, values, tuple(notes))
+
+    def _returned(self, graph: Graph, outputs: Mapping[str, str]) -> dict[int, np.ndarray]:
+        """What the model returns in PyTorch, by output tensor of the graph; an output that is an input is left out."""
+        inputs = {port.tensor for port in graph.inputs}
+        at = float_outputs(graph, outputs)
+        return {t: self.truth.outputs[label] for label, t in at.items() if t in graph.computed and t not in inputs}
+
+    def _name_outputs(self, graph: Graph) -> dict[str, str]:
+        labels, ports = list(self.truth.outputs), graph.outputs
+        if len(labels) != len(ports):
+            raise ConversionError(
+                f"the converted graph has {len(ports)} outputs where the model returns {len(labels)} tensors.",
+                hint="Return each tensor once, as a tensor.",
+            )
+        for label, port in zip(labels, ports, strict=True):
+            got, wanted = graph.tensors[port.tensor], self.truth.outputs[label]
+            if got.size != wanted.size or got.dtype not in _READABLE:
+                raise ConversionError(
+                    f"output {label} is {got.dtype} {list(got.shape)} in the converted graph and "
+                    f"{wanted.dtype} {list(wanted.shape)} in PyTorch.",
+                    hint="Return real tensors of a fixed size; for complex values use torch.view_as_real.",
+                )
+        return {label: port.name for label, port in zip(labels, ports, strict=True)}
+
+
+def differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns the relative L2 difference of float tensors of one name and shape; 0 where it is not finite."""
+    found = {}
+    for key, value in target.items():
+        if value.dtype.kind == "f" and key in reference and reference[key].shape == value.shape:
+            error = compare(reference=reference[key], target=value).relative_l2
+            found[key] = error if np.isfinite(error) else 0.0
+    return found
