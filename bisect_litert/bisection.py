@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bisect_litert import blocks as block_stage
-from bisect_litert import model_file, reproduction, run_folder, tapping
+from bisect_litert import machines, model_file, reproduction, run_folder, tapping
 from bisect_litert.blame import Investigation
 from bisect_litert.confidence import Circumstances
 from bisect_litert.counterfactual import Controls
@@ -29,7 +29,6 @@ from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
 from bisect_litert.judging import Findings, judge, settle_death, settle_taps
-from bisect_litert.machines import open_runner
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, Forward, flow
 from bisect_litert.record import Cause, RunRecord, Verdict
@@ -54,6 +53,7 @@ def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
         BisectError: The model cannot be tested; exit code 2 or 125.
         Interrupted: Ctrl-C; carries what was found so far, already written.
     """
+    machines.check(request)
     run_folder.check(run_folder.plan(request.out, run_folder.label_of(request.model)), request.force)
     with _Stage(on_progress, "load model"):
         loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
@@ -97,6 +97,7 @@ def bisect(
         if out is None:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bisect-litert-"))) / "run"
         request = BisectRequest(model=label, blocks=patterns, out=Path(out), **options)
+        machines.check(request)
         run_folder.check(request.out or Path(), request.force)
         loaded = model_file.prepare(model, inputs, request.seed, label=label)
         return _Bisection(TorchSubject(loaded, request), request, on_progress).run()
@@ -137,6 +138,7 @@ class _Bisection:
         self.known = Findings(
             subject.label, subject.describe_inputs(), self.settings, datetime.now(timezone.utc), time.monotonic()
         )
+        self.known.device = machines.device_name(request)
 
     def run(self) -> RunRecord:
         self.known.truth = self.subject.check(self._stage)
@@ -146,7 +148,7 @@ class _Bisection:
         self.known.folder = self.folder
         work = Path(tempfile.mkdtemp(prefix="bisect-litert-"))
         try:
-            with open_runner(work, self.request) as runner:
+            with machines.open_runner(work, self.request) as runner:
                 runner.warm_up()
                 self._work(Workplace(runner, work, self.folder / "logs", self._stage))
         except KeyboardInterrupt:

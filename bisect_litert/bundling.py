@@ -100,7 +100,7 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
     for path in (folder, archive):
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise RunFolderError(f"{path} exists already.", hint="Give another folder with --out, or remove it.")
-    scrub = Scrubber()
+    scrub = Scrubber(also=_device_names(record))
     with tempfile.TemporaryDirectory(prefix="bisect-litert-") as scratch:
         # Put together beside its place, so that a bundle is there whole or not at all.
         made = Path(scratch) / "bundle"
@@ -120,6 +120,12 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
             ) from None
     title = scrub.text(issue.title(record, culprit, repro))
     return Bundle(folder, archive, repro.state, repro.ops, repro.model_bytes, title)
+
+
+def _device_names(record: RunRecord) -> tuple[str, ...]:
+    """What the machine that ran the GPU jobs is called; nothing when it has a description and no name."""
+    device = record.environment.get("device", "")
+    return () if " " in device else (device, device.partition(".")[0])
 
 
 def _whole(record: RunRecord) -> Culprit:

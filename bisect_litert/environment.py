@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 
 PACKAGES = ("bisect-litert", "torch", "litert-torch", "litert-converter", "ai-edge-litert", "numpy", "transformers")
@@ -19,3 +20,14 @@ def describe() -> dict[str, str]:
     found["python"] = platform.python_version()
     found["platform"] = f"{platform.system()} {platform.machine()}"
     return found
+
+
+def of_device(name: str, versions: Mapping[str, str]) -> dict[str, str]:
+    """Returns entries for the machine that ran the GPU jobs, when that is not the one that ran everything else.
+
+    Args:
+        name: What to call it; the name it gave itself if empty.
+        versions: What its worker said of itself (JobResult.versions).
+    """
+    told = {f"device {key}": value for key, value in versions.items() if key != "host"}
+    return {"device": name or versions.get("host", "") or "unnamed", **told}

@@ -64,6 +64,8 @@ class JobResult:
     """The runtime's own claim, which is no evidence: it can be true with no op on the GPU."""
     adapter_line: str = ""
     """The log line that names the GPU; a process prints it once, so it may come from an earlier job's log."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """What ran it: "ai-edge-litert", "python", "platform", "host", as the worker says."""
     log_text: str = ""
     log_path: Path = Path()
 
@@ -119,6 +121,7 @@ def read_result(job: Job, folder: Path) -> JobResult:
             refused_alone=str(answer.get("refused_alone", "")),
             fully_accelerated=answer["fully_accelerated"],
             adapter_line=str(answer.get("adapter_line", "")),
+            versions={str(name): str(value) for name, value in (answer.get("versions") or {}).items()},
             log_text=text,
             log_path=log,
         )

@@ -42,6 +42,8 @@ class Findings:
     links: dict[str, tuple[tuple[str, ...], float, int]] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     target: str = GPU
+    device: str | None = None
+    """What to call the machine of the GPU jobs; None when it is the one that ran everything (machines.device_name)."""
     choice: Choice | None = None
     found: Found = field(default_factory=Found)
     runs: list[RunInfo] = field(default_factory=list)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bisect_litert.command_runner import CommandRunner, parse_command
+from bisect_litert.errors import UsageError
 from bisect_litert.jobs import JobRunner
 from bisect_litert.request import BisectRequest
 from bisect_litert.routing import RoutedRunner
@@ -17,7 +19,33 @@ def open_runner(work: Path, request: BisectRequest) -> JobRunner:
         work: Folder for what is sent and received.
         request: Says which machine or which interpreter the GPU jobs are for.
     """
+    check(request)
     local = Runner(work, request.time_limit)
+    target = work / "target"
+    if request.runner:
+        return RoutedRunner(local, CommandRunner(target, request.time_limit, parse_command(request.runner)))
     if request.python:
-        return RoutedRunner(local, Runner(work / "target", request.time_limit, worker_command(request.python)))
+        return RoutedRunner(local, Runner(target, request.time_limit, worker_command(request.python)))
     return local
+
+
+def check(request: BisectRequest) -> None:
+    """Refuses a request that names no usable place, before anything slow is done.
+
+    Raises:
+        UsageError: The command cannot be read, or two places are named, or no GPU run is wanted.
+    """
+    if not request.runner:
+        return
+    if request.python:
+        raise UsageError("A runner and another interpreter are two places.", hint="Name one of them.")
+    if request.no_gpu:
+        raise UsageError("--no-gpu leaves nothing for --runner to run.", hint="Leave one of them out.")
+    parse_command(request.runner)
+
+
+def device_name(request: BisectRequest) -> str | None:
+    """Returns what reports call the place of the GPU jobs: empty if it names itself, None if it is where all runs."""
+    if request.runner:
+        return ""
+    return "this machine, another environment" if request.python else None

@@ -27,10 +27,11 @@ class Scrubber:
 
     Args:
         names: User and host names; this machine's own by default. Names that everybody has ("root") stay.
+        also: Names beyond these, such as the machine that ran the GPU jobs.
     """
 
-    def __init__(self, names: tuple[str, ...] | None = None) -> None:
-        known = own_names() if names is None else names
+    def __init__(self, names: tuple[str, ...] | None = None, also: tuple[str, ...] = ()) -> None:
+        known = (*(own_names() if names is None else names), *also)
         words = sorted({n for n in known if len(n) > 1 and n.lower() not in _GENERIC}, key=len, reverse=True)
         # Not \b: an underscore does not make a user name another one.
         pattern = "|".join(re.escape(word) for word in words)

@@ -60,11 +60,18 @@ def build_record(known: Findings) -> RunRecord:
         runs=tuple(runs),
         inputs=tuple(known.inputs),
         placement=where,
-        environment=environment.describe(),
+        environment={**environment.describe(), **_device(known)},
         settings=known.settings,
         seconds=time.monotonic() - known.clock,
         started=known.started.isoformat(timespec="seconds"),
     )
+
+
+def _device(known: Findings) -> dict[str, str]:
+    if known.device is None:
+        return {}
+    results = known.choice.results if known.choice else ()
+    return environment.of_device(known.device, next((r.versions for r in results if r.versions), {}))
 
 
 def _notes(known: Findings, where: Placement) -> list[str]:

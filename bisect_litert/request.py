@@ -40,6 +40,8 @@ class BisectRequest:
     runner: str = ""
     """Where GPU jobs run instead: "ssh HOST" (with any options of ssh in between), or a command that takes a request
     folder and leaves a response folder."""
+    runner_python: str = "python3"
+    """Interpreter on the machine that `runner` reaches over ssh."""
     python: str = ""
     """Interpreter of another environment on this machine, whose ai-edge-litert runs the GPU jobs."""
 

@@ -2,7 +2,7 @@
 
 The worker (worker.py) is started once and kept warm. A job that kills it, or never ends, is marked so, and the jobs
 after it run in a fresh worker. Everything lies under `work_dir/requests/NNN/`, one folder per request, which the caller
-may keep or delete.
+may keep or delete. `Runner` starts the worker here; what starts it elsewhere is a subclass with another `Link`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from bisect_litert.errors import RunnerError
 from bisect_litert.jobs import CRASHED, FAILED, NOT_RUN, TIMED_OUT, Job, JobResult, read_result, read_text
 from bisect_litert.request_folder import RequestFolders, disk_full, unwritable
-from bisect_litert.worker_process import WorkerProcess, exit_detail
+from bisect_litert.worker_process import Link, WorkerProcess
 
 __all__ = ["Job", "JobResult", "Runner", "worker_command"]
 
@@ -46,10 +46,14 @@ class Runner:
         self.work_dir = work_dir.resolve()
         self.time_limit = time_limit
         self._command = tuple(command) if command is not None else worker_command(sys.executable)
-        self._child: WorkerProcess | None = None
+        self._child: Link | None = None
         self._requests = RequestFolders(self.work_dir / "requests")
         self._children = 0
         self._stopped = False
+        self._answered = False
+        """Whether any job was ever answered: a worker that then leaves nothing at all was ended by a job."""
+        self._one_by_one = False
+        """A worker whose answers come all at once left none: only a job that runs alone can be told to be the cause."""
 
     def __enter__(self) -> Runner:
         return self
@@ -85,7 +89,7 @@ class Runner:
         pending = list(jobs)
         while pending:
             try:
-                ended = self._attempt(pending, on_done)
+                ended = self._attempt(pending[:1] if self._one_by_one else pending, on_done)
             except RunnerError as error:
                 if not results:
                     raise
@@ -95,6 +99,7 @@ class Runner:
                 raise
             results.update(ended)
             pending = [job for job in pending if job.id not in ended]
+        self._one_by_one = False
         return {name: results[name] for name in ids}
 
     def close(self) -> None:
@@ -113,7 +118,7 @@ class Runner:
             child, self._child = self._child, None
             child.kill()
 
-    def _start(self) -> WorkerProcess:
+    def _start(self) -> Link:
         if self._stopped:
             raise RunnerError("The runner was stopped.", hint="Run again.")
         self._children += 1
@@ -127,7 +132,10 @@ class Runner:
                 environment["XDG_RUNTIME_DIR"] = str(runtime)
         except OSError as error:
             raise unwritable(folder, error) from None
-        return WorkerProcess(self._command, folder / f"worker-{self._children:03d}.log", environment)
+        return self._link(folder / f"worker-{self._children:03d}.log", environment)
+
+    def _link(self, log: Path, environment: Mapping[str, str]) -> Link:
+        return WorkerProcess(self._command, log, environment)
 
     def _attempt(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None) -> dict[str, JobResult]:
         """Sends the jobs to one worker. Returns results for all, or for those up to the one that ended the worker."""
@@ -142,26 +150,27 @@ class Runner:
             alive, timed_out = self._wait(child, jobs, response, on_done)
         if not alive:
             self._kill()
-        code = child.process.poll()
-
         results: dict[str, JobResult] = {}
         for job in jobs:
             folder = response / job.id
             log = folder / "stderr.log"
             if (folder / "response.json").exists():
                 results[job.id] = read_result(job, folder)
+                self._answered = True
                 continue
-            started = (folder / "started").exists()
             if alive:
                 status, detail = FAILED, "the worker gave no answer for this job"
-            elif code == _WORKER_DISK_FULL:
-                raise disk_full(self.work_dir)
-            elif started:
-                status, detail = CRASHED, exit_detail(code)
+            elif child.code == _WORKER_DISK_FULL:
+                raise disk_full(child.where or self.work_dir)
+            elif (folder / "started").exists() or (not child.streams and self._answered and len(jobs) == 1):
+                status, detail = CRASHED, child.how_it_ended()
                 if timed_out:
                     status, detail = TIMED_OUT, f"no result after {self.time_limit:g} s"
+            elif not child.streams and not results and len(jobs) > 1:
+                self._one_by_one = True
+                break
             elif fresh and not results:
-                raise self._no_start(child, code, timed_out)
+                raise self._no_start(child, timed_out)
             else:
                 break  # it died between two jobs, or while idle: no job is to blame, a fresh worker takes over
             results[job.id] = JobResult(job.id, status, detail, log_text=read_text(log), log_path=log)
@@ -170,11 +179,11 @@ class Runner:
         return results
 
     def _wait(
-        self, child: WorkerProcess, jobs: Sequence[Job], response: Path, on_done: Callable[[str], None] | None
+        self, child: Link, jobs: Sequence[Job], response: Path, on_done: Callable[[str], None] | None
     ) -> tuple[bool, bool]:
         """Waits for the request to end. Returns whether the child lives on, and whether it ran out of time."""
         folders = {job.id: response / job.id for job in jobs}
-        waiting, steps = set(folders), 0
+        waiting, steps, activity = set(folders), 0, child.activity
         since = time.monotonic()
         while True:
             said = child.wait(_POLL_SECONDS)
@@ -185,14 +194,14 @@ class Runner:
             if said:
                 return said == "done", False
             seen = 2 * (len(folders) - len(waiting)) + sum((folders[name] / "started").exists() for name in waiting)
-            if seen != steps:
-                steps, since = seen, time.monotonic()
-            elif time.monotonic() - since > self.time_limit:
+            if (seen, child.activity) != (steps, activity):
+                steps, activity, since = seen, child.activity, time.monotonic()
+            elif time.monotonic() - since > self.time_limit * (1 if child.streams or steps else len(jobs)):
                 return False, True
 
-    def _no_start(self, child: WorkerProcess, code: int | None, timed_out: bool) -> RunnerError:
+    def _no_start(self, child: Link, timed_out: bool) -> RunnerError:
         lines = read_text(child.log).strip().splitlines()
-        how = f"did not start within {self.time_limit:g} s" if timed_out else f"ended with {exit_detail(code)}"
+        how = f"did not start within {self.time_limit:g} s" if timed_out else f"ended with {child.how_it_ended()}"
         last = f": {lines[-1].strip()}" if lines else ""
         return RunnerError(
             f"The worker process {how} before its first job{last}.",

@@ -11,7 +11,7 @@ A request folder holds `request.json`, {"jobs": [...]}, and the files it names (
 maybe "fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set while the job
 runs) and "tensors" ("all" keeps every tensor an op writes; interpreter only). The response folder gets, per job, a
 folder named by its id with `started`, the outputs as .npy, `stderr.log` (what C++ printed), and last and atomically
-`response.json`.
+`response.json`: status, error, outputs, times, and under "versions" what ran it.
 """
 
 from __future__ import annotations
@@ -139,12 +139,28 @@ def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def versions() -> dict[str, str]:
+    """What the results depend on here: the runtime, Python, the platform, and the machine's name."""
+    import platform
+    from importlib import metadata
+
+    found = {}
+    for package in ("ai-edge-litert", "ai-edge-litert-nightly"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    found["python"] = platform.python_version()
+    found["platform"] = f"{platform.system()} {platform.machine()}"
+    found["host"] = platform.node()
+    return found
+
+
 class Worker:
     """Runs requests, keeping one LiteRT Environment for all of them (0.02 s a model instead of 0.3)."""
 
     def __init__(self) -> None:
         self._environment: Any = None
         self._adapter_line = ""
+        self._versions = versions()
 
     def run_request(self, request: Path, response: Path) -> None:
         """Runs the jobs of a request folder in order; a job that fails is an answer, and the next one runs."""
@@ -168,6 +184,7 @@ class Worker:
             "refused_alone": "",
             "fully_accelerated": None,
             "adapter_line": "",
+            "versions": self._versions,
             "log": f"{folder.name}/{log.name}",
         }
         with captured(log), environment_variables(job.get("env") or {}):

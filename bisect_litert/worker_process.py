@@ -1,4 +1,7 @@
-"""One worker process, as its parent holds it: start, send, wait, end."""
+"""One worker process, as its parent holds it: start, send, wait, end.
+
+`Link` is what the parent needs of any worker, be it a process here, a command, or a process on another machine.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,51 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from bisect_litert.errors import RunnerError
 
 _EXIT_SECONDS = 5.0
 
 
+class Link(Protocol):
+    """A worker, wherever it runs; it fills response folders on this machine."""
+
+    log: Path
+    """What it says on stderr; may not exist."""
+    streams: bool
+    """Whether answers appear job by job. Where they come all at once, a job has as long as all of them together."""
+    activity: int
+    """Grows while something is on its way, which is then no time of the job's own."""
+    where: str
+    """The machine, for messages; empty for this one."""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None while it lives."""
+
+    def send(self, request: Path, response: Path) -> bool:
+        """Hands over a request; False when the worker is gone."""
+
+    def wait(self, seconds: float) -> str:
+        """Waits until the worker has done a request or ends, at most `seconds`; returns "done", "ended" or ""."""
+
+    def how_it_ended(self) -> str:
+        """Says in a few words how it ended."""
+
+    def kill(self) -> None:
+        """Ends it at once, with all it started."""
+
+    def close(self) -> None:
+        """Lets it end by itself."""
+
+
 class WorkerProcess:
     """A worker process in a session of its own, so that all it starts can be killed with it."""
+
+    streams = True
+    activity = 0
+    where = ""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.log = log
@@ -29,6 +69,15 @@ class WorkerProcess:
         except OSError as error:
             raise RunnerError(f"The worker process cannot be started: {error}.",
                               hint="Check the Python installation and the space on the disk.") from None  # fmt: skip
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None while it lives."""
+        return self.process.poll()
+
+    def how_it_ended(self) -> str:
+        """Says in a few words how it ended."""
+        return exit_detail(self.code)
 
     def send(self, request: Path, response: Path) -> bool:
         """Hands over a request; False when the process is gone."""

@@ -29,7 +29,13 @@ def render(record: RunRecord) -> str:
     if not invocation["executionSuccessful"]:
         said = {"level": "error", "message": {"text": record.verdict.summary}}
         invocation["toolExecutionNotifications"] = [said]
-    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": [result for _, result in found]}
+    device = {name: value for name, value in record.environment.items() if name.startswith("device")}
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [invocation],
+        "results": [result for _, result in found],
+        "properties": {"target": record.target, "adapter": record.placement.adapter or "none", **device},
+    }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
