@@ -64,6 +64,13 @@ def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
         drawer.close()
 
 
+def bisect_loaded(
+    loaded: model_file.LoadedModel, request: BisectRequest, on_progress: OnProgress = lambda _: None
+) -> RunRecord:
+    """Bisects a model that is loaded already, into `request.out`; raises as `run_bisection` does."""
+    return _Bisection(loaded, request, on_progress).run()
+
+
 def bisect(
     model: Any,
     inputs: Any,

@@ -1,0 +1,147 @@
+"""The nouns of a fix: what was tried for each culprit, how far it got, and what the model costs before and after.
+
+`FixRecord` is the root; `fix.json` is its JSON form, with non-finite numbers written as in run.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import nan
+
+from bisect_litert.record import Cause, Word
+
+FIX_SCHEMA = 1
+FIX_FILE = "fix.json"
+
+
+class Reached(Word):
+    """How far an attempt got."""
+
+    NO_FIT = "does not fit"
+    TORCH = "torch differs"
+    """PyTorch itself computes something else with it."""
+    CONVERSION = "does not convert"
+    STILL_WRONG = "still wrong on the GPU"
+    """It ran on the GPU, and the block is a culprit still."""
+    PROVEN = "proven"
+    """The block is right on the GPU and torch computes the same."""
+
+
+class Outcome(Word):
+    """What became of a culprit."""
+
+    FIXED = "fixed"
+    PLACED = "kept off the GPU"
+    """No rewrite was proved; with the culprit's ops on the CPU the model is right."""
+    UNFIXED = "not fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRecord:
+    """One operator that is written otherwise."""
+
+    operator: str
+    source: str
+    how: str
+    exponent: int | None = None
+    """The result is stored as value / 2^exponent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One replacement that was tried, or one rewrite that did not fit."""
+
+    rewrite: str
+    """Its name in the catalogue."""
+    title: str
+    region: str
+    """Path of the module it replaces; "(model)" for the model itself."""
+    reached: Reached
+    detail: str
+    """Why it went no further, with the number that decided; empty when proven."""
+    torch32: float = nan
+    """Largest difference over the model's float outputs in fp32, relative to each output's largest magnitude; nan when
+    not computed."""
+    torch64: float = nan
+    """The same in fp64."""
+    block_error: float = nan
+    """Local relative L2 error of the block on the GPU after it."""
+    block_ratio: float = nan
+    output_error: float = nan
+    """Largest relative L2 error of a model output on the GPU; nan when not run or not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The culprit's ops kept off the GPU: not a fix of the model, but a way to run it."""
+
+    ops: tuple[int, ...]
+    right: bool
+    output_error: float
+    gpu_time: float
+    """Time of a run relative to all ops on the GPU; nan when not measured."""
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class CulpritFix:
+    """One culprit and what became of it."""
+
+    block: str
+    cause: Cause
+    kind: str
+    place: str
+    """"SQUARED_DIFFERENCE in enc.3.norm, model.py:41"."""
+    uncovered: bool
+    """It showed only after another fix."""
+    outcome: Outcome
+    why_not: str
+    """For what is not fixed: the reason in a sentence."""
+    before_error: float
+    before_ratio: float
+    attempts: tuple[Attempt, ...]
+    """In the order tried; the last one is the fix when there is one."""
+    changes: tuple[ChangeRecord, ...] = ()
+    limits: str = ""
+    placement: Placement | None = None
+
+    @property
+    def fix(self) -> Attempt | None:
+        """The attempt that was proved."""
+        return next((a for a in reversed(self.attempts) if a.reached is Reached.PROVEN), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The model before and after, measured in one process, runs interleaved."""
+
+    ops: tuple[int, int]
+    bytes: tuple[int, int]
+    cpu_seconds: tuple[float, float]
+    """Median of a run; nan when not measured."""
+    gpu_seconds: tuple[float, float]
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixRecord:
+    """Everything a fix found."""
+
+    model: str
+    target: str
+    culprits: tuple[CulpritFix, ...]
+    diverged_before: bool
+    diverged_after: bool
+    output_before: float
+    """Largest relative L2 error of a model output on the GPU; nan when one is not finite."""
+    output_after: float
+    torch32: float
+    torch64: float
+    costs: Costs | None
+    checked: str
+    """What the independent check of the saved files found; empty when it was not run."""
+    seconds: float
+    environment: dict[str, str]
+    schema: int = FIX_SCHEMA
+    files: dict[str, str] = field(default_factory=dict)
+    """What the folder holds, relative paths."""
