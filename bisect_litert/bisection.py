@@ -68,7 +68,7 @@ def bisect_loaded(
     loaded: model_file.LoadedModel, request: BisectRequest, on_progress: OnProgress = lambda _: None
 ) -> RunRecord:
     """Bisects a model that is loaded already, into `request.out`; raises as `run_bisection` does."""
-    return _Bisection(loaded, request, on_progress).run()
+    return _Bisection(TorchSubject(loaded, request), request, on_progress).run()
 
 
 def bisect(
