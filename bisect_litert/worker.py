@@ -12,6 +12,9 @@ maybe "fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; 
 runs) and "tensors" ("all" keeps every tensor an op writes; interpreter only). The response folder gets, per job, a
 folder named by its id with `started`, the outputs as .npy, `stderr.log` (what C++ printed), and last and atomically
 `response.json`: status, error, outputs, times, and under "versions" what ran it.
+
+The versions of ai-edge-litert differ in what they offer Python. All of that is here, found out by looking and not by
+version: `Runtime` says what there is, and what there is not is an answer ("lacks").
 """
 
 from __future__ import annotations
@@ -35,9 +38,13 @@ import numpy as np
 
 EXIT_DISK_FULL = 74  # EX_IOERR; the parent takes it as "no space left", since no response could be written either
 _DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-_REFUSED = "Some ops are not accelerated"
+# What tells a refusal from another failure: the error's own words from 2.3.0, the delegate's log line in all versions.
+_REFUSED = ("Some ops are not accelerated", "will run on the CPU")
 _SLOW_FIRST_READ = "TensorBufferWrapper error: code=3"
+_READS = 5
+_LOG = "stderr.log"
 _PLACEMENT_SWITCHES = "LITERT_GPU_DEBUG_"
+_NO_GPU, _NO_FP32, _NO_SWITCHES = "gpu", "fp32", "switches"
 
 # NaN payloads no kernel writes: arithmetic gives the canonical NaN, and a copied NaN keeps its own payload.
 _FLOAT_SENTINELS = {"float16": 0x7EEF, "float32": 0x7FC0BEEF, "float64": 0x7FF8BEEFBEEFBEEF}
@@ -154,11 +161,119 @@ def versions() -> dict[str, str]:
     return found
 
 
+class Runtime:
+    """The installed ai-edge-litert: its version, what it lacks, and the ways to do what every version can do."""
+
+    def __init__(self) -> None:
+        import ai_edge_litert.compiled_model as compiled_model
+        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+
+        known = versions()
+        self.version = known.get("ai-edge-litert") or known.get("ai-edge-litert-nightly", "unknown")
+        self._model_class, self._accelerators = compiled_model.CompiledModel, HardwareAccelerator
+        self._takes = _parameters(self._model_class.from_file)
+        libraries = [
+            path
+            for path in sorted(Path(compiled_model.__file__).parent.iterdir())
+            if "Accelerator" in path.name and path.suffix in (".so", ".dylib", ".dll")
+        ]
+        has = {
+            _NO_GPU: hasattr(HardwareAccelerator, "GPU") and "hardware_accel" in self._takes,
+            _NO_FP32: self._has_fp32(),
+            _NO_SWITCHES: any(_holds(path, _PLACEMENT_SWITCHES.encode()) for path in libraries),
+        }
+        self.lacks = tuple(name for name, there in has.items() if not there)
+        """Of "gpu" (any GPU accelerator), "fp32" (the option for it on the GPU), "switches" (LITERT_GPU_DEBUG_...)."""
+        self._environment: Any = None
+
+    def _has_fp32(self) -> bool:
+        if "options" not in self._takes:
+            return False
+        try:
+            from ai_edge_litert.options import GpuOptions
+        except ImportError:
+            return False
+        return "enforce_f32" in _parameters(GpuOptions)
+
+    def compile(self, path: str, *, gpu: bool, cpu: bool, fp32: bool = False) -> Any:
+        """Compiles a model for the GPU, the CPU, or both.
+
+        Raises:
+            JobError: This version has no GPU accelerator, or no fp32 on it.
+        """
+        if gpu and _NO_GPU in self.lacks:
+            raise JobError(f"ai-edge-litert {self.version} has no GPU accelerator")
+        if fp32 and _NO_FP32 in self.lacks:
+            raise JobError(f"ai-edge-litert {self.version} has no option for fp32 on the GPU")
+        wanted = self._accelerators.GPU if gpu else self._accelerators.CPU
+        if gpu and cpu:
+            wanted = self._accelerators.GPU | self._accelerators.CPU
+        given: dict[str, Any] = {}
+        if "environment" in self._takes:
+            if self._environment is None:
+                from ai_edge_litert.environment import Environment
+
+                # This only loads the GPU library; the first compile for the GPU opens the device, so CPU jobs share it.
+                self._environment = Environment.create()
+            given["environment"] = self._environment
+        if gpu and _NO_FP32 not in self.lacks:
+            from ai_edge_litert.options import GpuOptions, Options
+
+            options = Options(hardware_accelerators=wanted, gpu_options=GpuOptions(enforce_f32=fp32))
+            return self._model_class.from_file(path, options=options, **given)
+        if "hardware_accel" in self._takes:
+            given["hardware_accel"] = wanted
+        return self._model_class.from_file(path, **given)
+
+    def output_details(self, model: Any, key: str, path: str) -> Mapping[str, Any]:
+        """Index, shape and dtype of a signature's outputs, by name; before 2.1.5 only the interpreter tells."""
+        if hasattr(model, "get_output_tensor_details"):
+            details: Mapping[str, Any] = model.get_output_tensor_details(key)
+            return details
+        from ai_edge_litert.interpreter import Interpreter
+
+        _, given = _interpreter_details(Interpreter(model_path=path), key)
+        return {name: {**detail, "dtype": np.dtype(detail["dtype"]).name} for name, detail in given.items()}
+
+
+def _parameters(function: Any) -> frozenset[str]:
+    import inspect
+
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a function without a Python signature
+        return frozenset()
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    import mmap
+
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(text) >= 0
+
+
+def write_bytes(buffer: Any, raw: np.ndarray) -> None:
+    """Fills a buffer of any dtype with bytes: the versions differ in the dtypes they take, and none takes them all."""
+    try:
+        buffer.write(raw)
+    except ValueError:  # before 2.1.5 there was no uint8, and values went through a list, so the fewer the better
+        buffer.write(raw.view(np.int32 if raw.size % 4 == 0 else np.int8))
+
+
+def read_bytes(buffer: Any, size: int) -> np.ndarray:
+    """The first `size` bytes of a buffer, uint8."""
+    try:
+        return np.asarray(buffer.read(size, np.uint8))
+    except ValueError:
+        whole = size % 4 == 0
+        return np.asarray(buffer.read(size // 4 if whole else size, np.int32 if whole else np.int8)).view(np.uint8)
+
+
 class Worker:
     """Runs requests, keeping one LiteRT Environment for all of them (0.02 s a model instead of 0.3)."""
 
     def __init__(self) -> None:
-        self._environment: Any = None
+        self._runtime: Runtime | None = None
         self._adapter_line = ""
         self._versions = versions()
 
@@ -173,7 +288,7 @@ class Worker:
             write_text(folder / "response.json", json.dumps(answer))
 
     def _run_job(self, job: dict[str, Any], request: Path, folder: Path) -> dict[str, Any]:
-        log = folder / "stderr.log"
+        log = folder / _LOG
         answer: dict[str, Any] = {
             "status": "ok",
             "error": "",
@@ -184,7 +299,11 @@ class Worker:
             "refused_alone": "",
             "fully_accelerated": None,
             "adapter_line": "",
+<<<<<<< HEAD
             "versions": self._versions,
+=======
+            "lacks": [],
+>>>>>>> 1147e20 (The worker runs under ai-edge-litert 2.1.3 to 2.3.0 and says what a version lacks)
             "log": f"{folder.name}/{log.name}",
         }
         with captured(log), environment_variables(job.get("env") or {}):
@@ -213,70 +332,70 @@ class Worker:
     def _run_compiled(
         self, job: dict[str, Any], path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any]
     ) -> None:
+        if self._runtime is None:
+            self._runtime = Runtime()
+        runtime = self._runtime
+        answer["lacks"] = list(runtime.lacks)
         start = time.perf_counter()
-        model = self._compile(job, path, answer)
+        model = _compile(runtime, job, path, folder / _LOG, answer)
         answer["seconds"]["compile"] = time.perf_counter() - start
-        answer["fully_accelerated"] = bool(model.is_fully_accelerated())
+        if hasattr(model, "is_fully_accelerated"):
+            answer["fully_accelerated"] = bool(model.is_fully_accelerated())
         start = time.perf_counter()
         try:
-            _run_model(model, path, inputs, folder, answer)
-        except Exception as error:
-            if _SLOW_FIRST_READ not in str(error):
-                raise
-            # Before 2.3.0 the first read gives up when building the kernels takes long; by now they are built.
-            _run_model(model, path, inputs, folder, answer)
+            for left in reversed(range(_READS)):
+                try:
+                    _run_model(runtime, model, path, inputs, folder, answer)
+                    break
+                except Exception as error:
+                    # Before 2.3.0 a read gives up when building the kernels takes long; the next one finds more built.
+                    if _SLOW_FIRST_READ not in str(error) or not left:
+                        raise
         finally:
             answer["seconds"]["run"] = time.perf_counter() - start
-            model.close()
-
-    def _compile(self, job: dict[str, Any], path: str, answer: dict[str, Any]) -> Any:
-        from ai_edge_litert.compiled_model import CompiledModel
-        from ai_edge_litert.environment import Environment
-        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
-        from ai_edge_litert.options import GpuOptions, Options
-
-        if self._environment is None:
-            # This only loads the GPU library; the first compile for the GPU opens the device, so CPU jobs share it.
-            self._environment = Environment.create()
-
-        def compiled(accelerators: Any) -> Any:
-            gpu = GpuOptions(enforce_f32=bool(job.get("fp32"))) if accelerators & HardwareAccelerator.GPU else None
-            options = Options(hardware_accelerators=accelerators, gpu_options=gpu)
-            return CompiledModel.from_file(path, environment=self._environment, options=options)
-
-        accelerator = job["accelerator"]
-        both = HardwareAccelerator.GPU | HardwareAccelerator.CPU
-        if accelerator == "cpu":
-            return compiled(HardwareAccelerator.CPU)
-        if accelerator == "gpu+cpu":
-            return compiled(both)
-        if accelerator != "gpu":
-            raise JobError(f"unknown accelerator {accelerator!r}")
-        if any(name.startswith(_PLACEMENT_SWITCHES) for name in job.get("env") or {}):
-            return compiled(both)  # these switches keep ops off the GPU on purpose, so GPU alone can only be refused
-        try:
-            return compiled(HardwareAccelerator.GPU)
-        except Exception as error:
-            if _REFUSED not in str(error) or not job.get("fallback", True):
-                raise
-            answer["refused_alone"] = str(error)
-        model = compiled(both)
-        answer["fell_back"] = True
-        return model
+            if hasattr(model, "close"):
+                model.close()
 
 
-def _run_model(model: Any, path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any]) -> None:
+def _compile(runtime: Runtime, job: dict[str, Any], path: str, log: Path, answer: dict[str, Any]) -> Any:
+    accelerator, fp32 = job["accelerator"], bool(job.get("fp32"))
+    if accelerator == "cpu":
+        return runtime.compile(path, gpu=False, cpu=True)
+    if accelerator == "gpu+cpu":
+        return runtime.compile(path, gpu=True, cpu=True, fp32=fp32)
+    if accelerator != "gpu":
+        raise JobError(f"unknown accelerator {accelerator!r}")
+    switches = [name for name, value in (job.get("env") or {}).items() if name.startswith(_PLACEMENT_SWITCHES) and value]
+    if switches:
+        if _NO_SWITCHES in runtime.lacks:  # it would ignore them and run everything on the GPU
+            raise JobError(f"ai-edge-litert {runtime.version} does not know {switches[0]}")
+        # These keep ops off the GPU on purpose, so GPU alone can only be refused.
+        return runtime.compile(path, gpu=True, cpu=True, fp32=fp32)
+    try:
+        return runtime.compile(path, gpu=True, cpu=False, fp32=fp32)
+    except Exception as error:
+        said = str(error) + log.read_text(encoding="utf-8", errors="replace")
+        if not job.get("fallback", True) or not any(words in said for words in _REFUSED):
+            raise
+        answer["refused_alone"] = str(error)
+    model = runtime.compile(path, gpu=True, cpu=True, fp32=fp32)
+    answer["fell_back"] = True
+    return model
+
+
+def _run_model(
+    runtime: Runtime, model: Any, path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any]
+) -> None:
     """Fills the outputs with the sentinel, runs the first signature, and saves its outputs into `folder`."""
     key, signature = next(iter(model.get_signature_list().items()))
     wanted = model.get_input_tensor_details(key)
-    given = model.get_output_tensor_details(key)
+    given = runtime.output_details(model, key, path)
     listed = list(signature["outputs"])
     buffers_in = {name: model.create_input_buffer_by_name(key, name) for name in wanted}
     for name, detail in wanted.items():
         dtype = _dtype(name, detail)
         array = fit_input(name, _input(inputs, name, wanted), dtype, tuple(detail["shape"]))
-        # As bytes: LiteRT's Python layer refuses int64, int16 and float64, and older ones bool.
-        buffers_in[name].write(array.reshape(-1).view(np.uint8))
+        write_bytes(buffers_in[name], array.reshape(-1).view(np.uint8))
 
     distinct = len(set(listed)) == len(listed)
     if distinct:
@@ -288,7 +407,7 @@ def _run_model(model: Any, path: str, inputs: Mapping[str, np.ndarray], folder: 
         buffers_out = model.create_output_buffers(0)
     for name, detail, buffer in zip(names, details, buffers_out):  # noqa: B905 (3.10)
         dtype = _dtype(name, detail)
-        buffer.write(sentinel(dtype, _count(detail)))
+        write_bytes(buffer, sentinel(dtype, _count(detail)))
     if distinct:
         model.run_by_name(key, buffers_in, dict(zip(names, buffers_out)))  # noqa: B905
     else:
@@ -296,7 +415,7 @@ def _run_model(model: Any, path: str, inputs: Mapping[str, np.ndarray], folder: 
 
     for index, (name, detail, buffer) in enumerate(zip(names, details, buffers_out)):  # noqa: B905
         dtype = _dtype(name, detail)
-        raw = np.asarray(buffer.read(_count(detail) * dtype.itemsize, np.uint8))
+        raw = read_bytes(buffer, _count(detail) * dtype.itemsize)
         unwritten = count_unwritten(raw, dtype)
         # A bool holds 0 or 1; the sentinel's bytes would be neither.
         array = raw != 0 if dtype.kind == "b" else raw.view(dtype)
@@ -350,14 +469,14 @@ def _run_interpreter(
     answer["seconds"]["run"] = time.perf_counter() - start
 
 
-def _interpreter_details(interpreter: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs and outputs by signature name, or by tensor name when there is no signature.
+def _interpreter_details(interpreter: Any, key: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and outputs by signature name (the first signature's, without a key), or by tensor name without any.
 
     In a function of its own because the interpreter refuses to run while a signature runner refers to it.
     """
     signatures = interpreter.get_signature_list()
     if signatures:
-        runner = interpreter.get_signature_runner(next(iter(signatures)))
+        runner = interpreter.get_signature_runner(key or next(iter(signatures)))
         return runner.get_input_details(), runner.get_output_details()
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     return {detail["name"]: detail for detail in inputs}, {detail["name"]: detail for detail in outputs}

@@ -68,7 +68,7 @@ def many_outputs(path: Path, count: int) -> None:
 class Run:
     """The responses of one worker process that ran everything below."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.request, self.response = folder / "request", folder / "response"
         self.request.mkdir()
         script = shutil.copy(worker.__file__, folder / "alone.py")
@@ -110,7 +110,7 @@ class Run:
         (self.request / "request.json").write_text(json.dumps({"jobs": jobs}))
         self.ids = [job["id"] for job in jobs]
         self.process = subprocess.run(
-            [sys.executable, script, self.request, self.response],
+            [python, script, self.request, self.response],
             env={name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"},
             timeout=120,
             capture_output=True,
