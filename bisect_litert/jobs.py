@@ -66,6 +66,8 @@ class JobResult:
     """The log line that names the GPU; a process prints it once, so it may come from an earlier job's log."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """What ran it: "ai-edge-litert", "python", "platform", "host", as the worker says."""
+    lacks: tuple[str, ...] = ()
+    """What that ai-edge-litert has no way to ask for: "gpu", "fp32" (on the GPU), "switches" (LITERT_GPU_DEBUG_...)."""
     log_text: str = ""
     log_path: Path = Path()
 
@@ -122,6 +124,7 @@ def read_result(job: Job, folder: Path) -> JobResult:
             fully_accelerated=answer["fully_accelerated"],
             adapter_line=str(answer.get("adapter_line", "")),
             versions={str(name): str(value) for name, value in (answer.get("versions") or {}).items()},
+            lacks=tuple(map(str, answer.get("lacks", ()))),
             log_text=text,
             log_path=log,
         )

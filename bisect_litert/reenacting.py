@@ -12,6 +12,7 @@ from typing import Any
 
 from bisect_litert import repro_script
 from bisect_litert.errors import UsageError
+from bisect_litert.interpreters import foreign_environment
 
 SCRIPT = "repro.py"
 TIME_LIMIT = 300.0
@@ -37,7 +38,7 @@ def run_script(folder: Path, scratch: Path, python: str = sys.executable) -> tup
     command = [python, str(script), str(folder.resolve()), "--json", str(target)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT, env=_environment(scratch)
+            command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT, env=_environment(scratch, python)
         )
         text, why = done.stdout, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}"
     except subprocess.TimeoutExpired:
@@ -50,7 +51,8 @@ def run_script(folder: Path, scratch: Path, python: str = sys.executable) -> tup
         return text, {"result": repro_script.UNTESTED, "why": why}
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, python: str) -> dict[str, str]:
     runtime = scratch / "runtime"
     runtime.mkdir(mode=0o700, exist_ok=True)
-    return {"XDG_RUNTIME_DIR": str(runtime), **os.environ, "PYTHONIOENCODING": "utf-8"}
+    given = os.environ if python == sys.executable else foreign_environment()
+    return {"XDG_RUNTIME_DIR": str(runtime), **given, "PYTHONIOENCODING": "utf-8"}

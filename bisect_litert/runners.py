@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bisect_litert.errors import RunnerError
+from bisect_litert.interpreters import foreign_environment
 from bisect_litert.jobs import CRASHED, FAILED, NOT_RUN, TIMED_OUT, Job, JobResult, read_result, read_text
 from bisect_litert.request_folder import RequestFolders, disk_full, unwritable
 from bisect_litert.worker_process import Link, WorkerProcess
@@ -124,7 +125,7 @@ class Runner:
         self._children += 1
         folder = self.work_dir / "requests"
         runtime = self.work_dir / "runtime"
-        environment = dict(os.environ)
+        environment = dict(os.environ) if self._command[0] == sys.executable else foreign_environment()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if "XDG_RUNTIME_DIR" not in environment:

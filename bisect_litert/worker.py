@@ -299,11 +299,8 @@ class Worker:
             "refused_alone": "",
             "fully_accelerated": None,
             "adapter_line": "",
-<<<<<<< HEAD
             "versions": self._versions,
-=======
             "lacks": [],
->>>>>>> 1147e20 (The worker runs under ai-edge-litert 2.1.3 to 2.3.0 and says what a version lacks)
             "log": f"{folder.name}/{log.name}",
         }
         with captured(log), environment_variables(job.get("env") or {}):
