@@ -38,7 +38,12 @@ def run_script(folder: Path, scratch: Path, python: str = sys.executable) -> tup
     command = [python, str(script), str(folder.resolve()), "--json", str(target)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT, env=_environment(scratch, python)
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIME_LIMIT,
+            env=_environment(scratch, python),
         )
         text, why = done.stdout, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}"
     except subprocess.TimeoutExpired:

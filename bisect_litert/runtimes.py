@@ -124,6 +124,8 @@ def _of_version(version: str, say: Callable[[str], None]) -> Runtime:
 
 
 def _make(version: str, place: Path) -> None:
+    for left in place.parent.glob(f".{version}-*"):  # by one that was killed; the lock is ours
+        shutil.rmtree(left, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=place.parent))
     try:
         python = _python(made)

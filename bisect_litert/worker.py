@@ -362,7 +362,9 @@ def _compile(runtime: Runtime, job: dict[str, Any], path: str, log: Path, answer
         return runtime.compile(path, gpu=True, cpu=True, fp32=fp32)
     if accelerator != "gpu":
         raise JobError(f"unknown accelerator {accelerator!r}")
-    switches = [name for name, value in (job.get("env") or {}).items() if name.startswith(_PLACEMENT_SWITCHES) and value]
+    switches = [
+        name for name, value in (job.get("env") or {}).items() if name.startswith(_PLACEMENT_SWITCHES) and value
+    ]
     if switches:
         if _NO_SWITCHES in runtime.lacks:  # it would ignore them and run everything on the GPU
             raise JobError(f"ai-edge-litert {runtime.version} does not know {switches[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,3 +33,21 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Conve
         return done[name]
 
     return convert_once
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Callable[[str], str]:
+    """Returns a function that gives an interpreter with a version of ai-edge-litert, "" for the installed one."""
+
+    def resolve(version: str) -> str:
+        from bisect_litert import runtimes
+        from bisect_litert.errors import RunnerError
+
+        if not version:
+            return sys.executable
+        try:
+            return runtimes.resolve(version).python
+        except RunnerError as error:  # no network, no room
+            pytest.skip(error.message)
+
+    return resolve
