@@ -38,6 +38,8 @@ from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgr
 from bisect_litert.subjects import Located, Subject, Workplace
 from bisect_litert.subjects.torch_subject import TorchSubject
 
+_STAND_IN = {False: "The emulated fp16 run", True: "The run on the CPU"}
+
 
 def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
     """Does the main job.
@@ -203,6 +205,7 @@ class _Bisection:
             tapped.tame,
             lambda job: self.tell(Progress(f"run {job}", state="info")),
             self.request.tap_memory,
+            self.request.fp32,
         )
         with self._stage("run cpu, fp16"):
             cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
@@ -215,7 +218,7 @@ class _Bisection:
             self.known.choice, graph = choice, choice.graph
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
-            self.known.notes.append(f"{choice.why_not} The emulated fp16 run stands in for the GPU.")
+            self.known.notes.append(f"{choice.why_not} {_STAND_IN[self.request.fp32]} stands in for the GPU.")
         outputs = float_outputs(tapped.graph, tapped.outputs)
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = _owners(tapped, truth, outputs), tapped.graph

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf, isfinite, isnan
 
-from bisect_litert.record import BlockResult, Cause, Comparison, Culprit, RunName, RunRecord, Settings, Word
+from bisect_litert.record import BlockResult, Cause, Comparison, Culprit, RunRecord, Settings, Word
 
 SAME_WITHIN = 2.0
 """Two errors closer than this factor count as the same: fp16 rounding differs by as much between devices."""
@@ -173,8 +173,7 @@ def _change(
 
 def _level(record: RunRecord, block: BlockResult | None, kind: str) -> float:
     """Returns a block's error in the run under test: inf where something non-finite is new, nan where unknown."""
-    run = RunName.GPU if record.target == RunName.GPU.value else RunName.FP16
-    errors = block.errors.get(run) if block else None
+    errors = block.errors.get(record.judged) if block else None
     comparison: Comparison | None = getattr(errors, kind) if errors else None
     if comparison is None:
         return float("nan")

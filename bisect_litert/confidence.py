@@ -59,9 +59,10 @@ def _readings(
         "inputs that show the fault more clearly",
     )
     if around.gpu and reading is not None:
-        fp32_right = reading.fp32 is not None and not out_of_line(reading.fp32, limit(reading, settings))
-        decided = not fp32_right if culprit.cause is Cause.WRONG_KERNEL else fp32_right
-        found["fp32 on the GPU decides"] = (reading.fp32 is not None and decided, "a run in fp32 on the GPU")
+        if not settings.fp32:
+            fp32_right = reading.fp32 is not None and not out_of_line(reading.fp32, limit(reading, settings))
+            decided = not fp32_right if culprit.cause is Cause.WRONG_KERNEL else fp32_right
+            found["fp32 on the GPU decides"] = (reading.fp32 is not None and decided, "a run in fp32 on the GPU")
         found["the taps change nothing"] = (around.taps_agree, "a tap set that leaves the outputs as they are")
         found["kept off the GPU it comes right"] = (
             any("right" in said for said in culprit.proof),
@@ -69,7 +70,7 @@ def _readings(
         )
         if around.repeats is not None:
             found["the GPU repeats itself"] = (around.repeats, "a driver that repeats its results")
-    if reading is not None and culprit.cause in (Cause.OVERFLOW, Cause.WRONG_KERNEL):
+    if reading is not None and culprit.cause in (Cause.OVERFLOW, Cause.WRONG_KERNEL) and not settings.fp32:
         shown = out_of_line(reading.half, limit(reading, settings))
         agrees = shown if culprit.cause is Cause.OVERFLOW else not shown
         found["emulated fp16 agrees"] = (agrees, "a GPU of another vendor")

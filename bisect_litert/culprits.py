@@ -63,7 +63,9 @@ def limit(reading: Reading, settings: Settings) -> float:
     `ratio_limit` times what rounding costs; more where long sums may be accumulated in fp16, but never more than a
     model output may be off.
     """
-    return max(settings.ratio_limit * reading.cost, min(2 * reading.allowance * reading.cost, settings.output_limit))
+    honest = max(settings.ratio_limit * reading.cost, min(2 * reading.allowance * reading.cost, settings.output_limit))
+    # In fp32 `expected` knows nothing of what fp32 itself costs.
+    return max(honest, 100 * reading.fp32_cost) if settings.fp32 else honest
 
 
 def faulty(reading: Reading, settings: Settings) -> bool:

@@ -98,21 +98,38 @@ def evidence(
         found.append(f"At its own inputs {shows(local)}.")  # what rounding costs has no say in whose buffer it is
     elif local is not None:
         found.append(
-            f"At its own inputs {shows(local)}; rounding to fp16 would cost {number(reading.cost)}, the limit here is "
-            f"{number(allowed)}."
+            f"At its own inputs {shows(local)}; {_honest(reading, settings)}, the limit here is {number(allowed)}."
         )
-    if fp32 is not None and cause is Cause.WRONG_KERNEL:
+    if fp32 is not None and cause is Cause.WRONG_KERNEL and not settings.fp32:
         found.append(f"The GPU in fp32 is wrong as well ({shows(fp32)}), so precision is not the reason.")
     if fp32 is not None and cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS) and fp32.finite_agreement:
         found.append(f"The GPU in fp32 is off by {number(fp32.relative_l2)} only, so fp16 is the reason.")
     if cause is Cause.WRONG_KERNEL:
         if cpu is not None and not out_of_line(cpu, max(settings.conversion_limit, 100 * reading.fp32_cost)):
             found.append(f"LiteRT on the CPU is right here ({number(cpu.relative_l2)}), so the file is.")
-        if half is not None and not out_of_line(half, allowed):
+        if half is not None and not settings.fp32 and not out_of_line(half, allowed):
             found.append(f"Emulated fp16 on the CPU is right here ({number(half.relative_l2)}).")
     elif cause is Cause.OVERFLOW and target == "gpu" and out_of_line(half, allowed) and half is not None:
         found.append(f"Emulated fp16 on the CPU shows it too ({shows(half)}).")
     return tuple(found)
+
+
+def _digits(settings: Settings) -> str:
+    return "fp32" if settings.fp32 else "fp16"
+
+
+def _honest(reading: Reading, settings: Settings) -> str:
+    if settings.fp32:
+        return (
+            f"LiteRT on the CPU is off by {number(reading.expected.relative_l2 if reading.expected else float('nan'))}"
+        )
+    return f"rounding to fp16 would cost {number(reading.cost)}"
+
+
+def _where(target: str, settings: Settings) -> str:
+    if target == "gpu":
+        return "On the GPU in fp32" if settings.fp32 else "On the GPU"
+    return "On the CPU (no GPU)" if settings.fp32 else "In emulated fp16 (no GPU)"
 
 
 def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[str, ...]:
@@ -125,8 +142,9 @@ def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[
     local, expected = reading.local, reading.expected
     if local is not None and expected is not None:
         if local.relative_l2 > settings.output_limit:
+            rounding = "LiteRT's CPU in fp32" if settings.fp32 else "Rounding to fp16's 11 bits"
             found.append(
-                f"Rounding to fp16's 11 bits alone costs {number(expected.relative_l2)} inside it and the target shows "
+                f"{rounding} alone costs {number(expected.relative_l2)} inside it and the target shows "
                 f"{number(local.relative_l2)}: no fault of the kernel."
             )
         else:
@@ -134,7 +152,7 @@ def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[
                 f"The block itself is exact to {number(local.relative_l2)} at its own inputs; it amplifies the "
                 "rounding that it is given."
             )
-    if reading.fp32 is not None:
+    if reading.fp32 is not None and not settings.fp32:
         found.append(f"In fp32 the GPU is off by {number(reading.fp32.relative_l2)} here.")
     return tuple(found)
 
@@ -183,10 +201,10 @@ def summarise(
     healed: str,
 ) -> Verdict:
     """Writes the verdict on a run whose culprits are known; without culprits it says that the outputs are in line."""
-    where = "On the GPU" if target == "gpu" else "In emulated fp16 (no GPU)"
+    where = _where(target, settings)
     worst = max((c.relative_l2 for c in outputs if not isnan(c.relative_l2)), default=float("nan"))
     if not culprits:
-        state = "in line with what fp16 costs"
+        state = f"in line with what {_digits(settings)} costs"
         text = f"{where} every block and every output is {state}" + (
             "." if isnan(worst) else f"; the worst output is off by {number(worst)}."
         )
@@ -194,6 +212,8 @@ def summarise(
     first = culprits[0]
     name = first.block + (f" ({classes[first.block]})" if classes.get(first.block) else "")
     says = _SAYS.get(first.cause, str(first.cause))
+    if settings.fp32 and first.cause is Cause.WRONG_KERNEL:
+        says = "is computed wrongly"  # nobody looked what it does in fp16
     if first.kind == "underflow":
         says = "falls below fp16's range"
     sentences = [f"{where}, {name} {says}{spot(first)}.", *first.evidence[:1]]
@@ -210,10 +230,10 @@ def summarise(
 def compounding(readings: Sequence[Reading], settings: Settings, target: str) -> Verdict:
     """The verdict on an error that no block makes and every block grows."""
     levels = [r.cumulative.relative_l2 for r in readings if r.cumulative and not isnan(r.cumulative.relative_l2)]
-    where = "On the GPU" if target == "gpu" else "In emulated fp16 (no GPU)"
+    where = _where(target, settings)
     first, last = (levels[0], levels[-1]) if levels else (float("nan"), float("nan"))
     text = (
         f"{where} no block is out of line at its own inputs, but the error grows with depth, from {number(first)} at "
-        f"the first block to {number(last)} at the output. That is fp16 rounding compounding, not a fault of one block."
+        f"the first block to {number(last)} at the output. That is {_digits(settings)} rounding compounding, not a fault of one block."
     )
     return Verdict(Cause.PRECISION_COMPOUNDING, True, text, ADVICE[Cause.PRECISION_COMPOUNDING])

@@ -45,6 +45,7 @@ class Evaluator:
         tame: Tensors that hold nothing infinite, NaN or huge on the CPU.
         on_job: Called when a job has ended, with its name.
         tap_memory: Bytes of taps that one run may return; more are taken in several runs.
+        fp32: The GPU is to be judged in fp32: every run on it is in fp32, and no run emulates fp16.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class Evaluator:
         tame: frozenset[int],
         on_job: Callable[[str], None],
         tap_memory: int = TAP_MEMORY,
+        fp32: bool = False,
     ) -> None:
         self._runner, self._folder, self._inputs = runner, folder, inputs
         self._taps, self._shapes, self._tame, self._on_job = tuple(taps), output_shapes, tame, on_job
-        self._tap_memory = tap_memory
+        self._tap_memory, self._fp32 = tap_memory, fp32
         self._files = 0
         self.results: list[JobResult] = []
 
@@ -85,7 +87,7 @@ class Evaluator:
         jobs = []
         plain = self._write(tapped.graph)
         for kind in kinds:
-            if kind in (HALF, ROUNDING):
+            if kind in (HALF, ROUNDING) and not self._fp32:
                 rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
                 path = self._write(emulate(tapped.graph, rounding, self._tame))
             else:
@@ -97,7 +99,7 @@ class Evaluator:
                     accelerator=ACCELERATOR[kind],
                     inputs={p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs}
                     | dict(tapped.feeds),
-                    fp32=kind == GPU_FP32,
+                    fp32=kind == GPU_FP32 or (kind == GPU and self._fp32),
                     env=env,
                 )
             )

@@ -204,9 +204,13 @@ class _Rounds:
         return build(case.taps, case.owners, runs, case.links, case.fp32_cost, frozenset(given)), runs
 
     def _keep(self, runs: Runs) -> None:
-        named = {RunName.CPU: runs.cpu, RunName.FP16: runs.half, RunName.GPU_FP32: runs.fp32}
-        if self.case.target == GPU:
-            named[RunName.GPU] = runs.target
+        named = {RunName.CPU: runs.cpu}
+        if self.case.settings.fp32:
+            named[RunName.GPU_FP32] = runs.target if self.case.target == GPU else None
+        else:
+            named |= {RunName.FP16: runs.half, RunName.GPU_FP32: runs.fp32}
+            if self.case.target == GPU:
+                named[RunName.GPU] = runs.target
         self.found.errors = {name: e for name, e in named.items() if e is not None}
         self.found.rounding = runs.rounding
 

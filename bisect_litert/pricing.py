@@ -126,8 +126,9 @@ class Pricer:
         tapped, names = graph.graph.with_taps(missing, copies=copies)
         both = TappedGraph(tapped, {**graph.names, **names}, graph.outputs, graph.feeds)
         # A wrong kernel shows in fp32 as well, and there nothing else does.
-        exact = scene.cause is Cause.WRONG_KERNEL and case.target == GPU
-        kind = GPU_FP32 if exact else case.target
+        control = scene.cause is Cause.WRONG_KERNEL and case.target == GPU
+        exact = control or case.settings.fp32
+        kind = GPU_FP32 if control else case.target
         result = case.evaluator.run(both, [kind], f"-ops{self._count}{'' if copies else '-raw'}")[kind]
         if not result.ok:
             return None, [result]

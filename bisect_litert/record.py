@@ -371,7 +371,9 @@ class Settings:
     inputs: str = ""
     """Name of the .npz that replaced the model file's inputs, without its folder; empty when none did."""
     no_gpu: bool = False
-    """The emulated run was asked for."""
+    """A run on the CPU was asked for: emulated fp16, or with `fp32` the file as it is."""
+    fp32: bool = False
+    """Judged in fp32 arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +394,7 @@ class RunRecord:
 
     model: str
     target: str
-    """"gpu", or "emulated fp16, no GPU"."""
+    """"gpu", "gpu-fp32", "emulated fp16, no GPU", or "cpu, no GPU"."""
     verdict: Verdict
     culprits: tuple[Culprit, ...]
     blocks: tuple[BlockResult, ...]
@@ -409,6 +411,11 @@ class RunRecord:
     schema: int = SCHEMA_VERSION
     files: dict[str, str] = field(default_factory=dict)
     """What else the run folder holds, relative paths."""
+
+    @property
+    def judged(self) -> RunName:
+        """The run under test."""
+        return _JUDGED.get(self.target, RunName.FP16)
 
     def to_json(self) -> str:
         """Returns the record as strictly valid JSON."""
@@ -459,6 +466,7 @@ class RunRecord:
             ) from None
 
 
+_JUDGED = {"gpu": RunName.GPU, "gpu-fp32": RunName.GPU_FP32, "cpu, no GPU": RunName.CPU}
 _WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 

@@ -38,7 +38,13 @@ from bisect_litert.record import (
 if TYPE_CHECKING:
     from bisect_litert.reports.drawing import Drawer
 
-EMULATED = "emulated fp16, no GPU"
+TARGETS = {
+    (True, False): "gpu",
+    (True, True): "gpu-fp32",
+    (False, False): "emulated fp16, no GPU",
+    (False, True): "cpu, no GPU",
+}
+"""What was judged, by whether a GPU ran and whether in fp32."""
 
 
 def build_record(known: Findings) -> RunRecord:
@@ -48,11 +54,11 @@ def build_record(known: Findings) -> RunRecord:
     blocks = _blocks(known, _keep_tensors(known))
     kinds = {RunName.GPU_FP32} - {RunName(r.name) for r in known.runs if r.name in set(map(str, RunName))}
     runs = list(known.runs)
-    if kinds and known.target == GPU and known.found.readings:
+    if kinds and known.target == GPU and known.found.readings and not known.settings.fp32:
         runs.append(RunInfo("gpu-fp32", "not needed", 0.0))
     return RunRecord(
         model=known.label,
-        target=GPU if known.target == GPU else EMULATED,
+        target=TARGETS[known.target == GPU, known.settings.fp32],
         verdict=replace(known.verdict, notes=tuple(notes)),
         culprits=tuple(known.found.culprits),
         blocks=tuple(blocks),
@@ -93,7 +99,7 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         notes.append(
             f"{culprit.block} {what}, which no output shows: {culprit.evidence[0] if culprit.evidence else ''}"
         )
-    if known.target == GPU:
+    if known.target == GPU and not known.settings.fp32:
         wrong = {c.block for c in (*found.culprits, *found.lost)}
         predicted = [r.block for r in found.readings if r.block not in wrong and leaves_range(r, known.settings)]
         if predicted:
@@ -190,7 +196,8 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
 
 def _named(found: Found, known: Findings) -> dict[RunName, Errors]:
     """The target first: what a report shows without looking further."""
-    target = RunName.GPU if known.target == GPU else RunName.FP16
+    emulated = RunName.CPU if known.settings.fp32 else RunName.FP16
+    target = emulated if known.target != GPU else RunName.GPU_FP32 if known.settings.fp32 else RunName.GPU
     order = [target, *(n for n in RunName if n is not target)]
     return {n: found.errors[n] for n in order if n in found.errors}
 

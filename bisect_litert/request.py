@@ -37,6 +37,8 @@ class BisectRequest:
     output_limit: float = DEFAULTS.output_limit
     no_gpu: bool = False
     """Judge the emulated run even where a GPU is found."""
+    fp32: bool = False
+    """Judge fp32 arithmetic: the GPU's, or with `no_gpu` the file on the CPU, without emulation."""
     runner: str = ""
     """Where GPU jobs run instead: "ssh HOST" (with any options of ssh in between), or a command that takes a request
     folder and leaves a response folder."""
@@ -56,6 +58,7 @@ class BisectRequest:
             tap=self.tap,
             inputs=self.inputs.name if self.inputs else "",
             no_gpu=self.no_gpu,
+            fp32=self.fp32,
         )
 
 

@@ -93,7 +93,7 @@ def differences(settings: Settings, others: Settings) -> list[str]:
 
 def allowed(block: BlockResult, settings: Settings) -> float:
     """Returns the local relative L2 error from which a block is out of line; nan where nothing was measured."""
-    reading = _reading(block, RunName.GPU if RunName.GPU in block.errors else RunName.FP16)
+    reading = _reading(block, next(iter(block.errors), RunName.GPU))  # the run under test stands first
     return limit(reading, settings) if reading.expected is not None else float("nan")
 
 
@@ -133,8 +133,7 @@ class _Judge:
     def __init__(self, record: RunRecord, settings: Settings) -> None:
         self.record, self.old, self.new = record, record.settings, settings
         self.undecided: list[str] = []
-        run = RunName.GPU if record.target == RunName.GPU.value else RunName.FP16
-        self.readings = {block.name: _reading(block, run) for block in record.blocks}
+        self.readings = {block.name: _reading(block, record.judged) for block in record.blocks}
         self.blocks = {block.name: block for block in record.blocks}
         self.order = {block.name: block.order for block in record.blocks}
         self.stored = {culprit.block: culprit for culprit in record.culprits}

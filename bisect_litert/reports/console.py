@@ -14,7 +14,7 @@ from bisect_litert.record import Cause, Culprit, Mark, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import block_lines
 from bisect_litert.reports.names import cut_line
-from bisect_litert.reports.outcome import EMULATED, cause_words, headline, is_emulated
+from bisect_litert.reports.outcome import cause_words, headline, is_emulated, target_words
 
 LABEL_WIDTH = 11
 
@@ -35,7 +35,7 @@ def render(
     _header(record, printer, verbose)
     if record.blocks:
         printer.blank()
-        title = f"Blocks against torch: {EMULATED if is_emulated(record) else 'GPU'}"
+        title = f"Blocks against torch: {target_words(record)}"
         printer.line(Text(title, "bold"))
         for line in block_lines(record, printer.width, verbose=verbose, ascii_only=printer.ascii_only):
             printer.line(line)
@@ -98,7 +98,7 @@ class _Printer:
 def _header(record: RunRecord, printer: _Printer, verbose: bool) -> None:
     title = Text.assemble(("bisect-litert", "bold"), "  ", record.model)
     if is_emulated(record):
-        title.append(f"  ({EMULATED})", "bold yellow")
+        title.append(f"  ({record.target})", "bold yellow")
     printer.line(title)
     printer.blank()
     inputs = [formats.input_line(info) for info in record.inputs]
@@ -140,7 +140,7 @@ def _verdict(record: RunRecord, printer: _Printer) -> None:
     rest = headline(record)[len(cause) :]
     title = Text.assemble((cause.upper(), style), (rest, "bold"))
     if is_emulated(record):
-        title.append(f"  ({EMULATED})", "bold yellow")
+        title.append(f"  ({record.target})", "bold yellow")
     printer.labelled("Verdict", title)
     printer.labelled("", verdict.summary)
     classes = {block.name: block.class_name for block in record.blocks}

@@ -130,6 +130,7 @@ def run_command(record: RunRecord) -> str:
         parts += ["--output-limit", f"{settings.output_limit:g}"]
     parts += ["--strict"] if settings.strict else []
     parts += ["--no-gpu"] if settings.no_gpu else []
+    parts += ["--fp32"] if settings.fp32 else []
     return " ".join(parts)
 
 

@@ -11,7 +11,7 @@ from bisect_litert.reports import formats, markdown
 from bisect_litert.reports.markdown_text import code as _code
 from bisect_litert.reports.markdown_text import row as _row
 from bisect_litert.reports.markdown_text import text as _text
-from bisect_litert.reports.outcome import EMULATED, cause_words, is_emulated
+from bisect_litert.reports.outcome import cause_words, is_emulated
 
 MAX_LENGTH = 60_000
 """GitHub takes 65536 characters."""
@@ -92,7 +92,7 @@ def _head(record: RunRecord, culprit: Culprit, repro: Repro) -> Iterator[str]:
     yield f"# {' '.join(formats.clean(title(record, culprit, repro)).split())}"
     yield ""
     if is_emulated(record):
-        yield f"> **{EMULATED}**: no GPU was tested."
+        yield f"> **{record.target}**: no GPU was tested."
         yield ""
     place = f" ({_code(culprit.source)})" if culprit.source else ""
     yield f"{_text(record.verdict.summary.split('. ')[0].rstrip('.'))}.{place}"

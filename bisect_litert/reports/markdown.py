@@ -12,13 +12,13 @@ from bisect_litert.reports.markdown_text import code as _code
 from bisect_litert.reports.markdown_text import row as _row
 from bisect_litert.reports.markdown_text import text as _text
 from bisect_litert.reports.outcome import (
-    EMULATED,
     cause_words,
     headline,
     is_emulated,
     local_on_target,
     on_target,
     target_run,
+    target_words,
 )
 
 FOLD_ABOVE = 30
@@ -49,7 +49,8 @@ def _verdict(record: RunRecord) -> Iterator[str]:
     yield f"# {_text(record.model)}: {_text(headline(record))}"
     yield ""
     if is_emulated(record):
-        yield f"> **{EMULATED}**: no GPU was tested. Every tensor was rounded to fp16 on the CPU instead."
+        how = "The file ran on the CPU" if record.settings.fp32 else "Every tensor was rounded to fp16 on the CPU"
+        yield f"> **{record.target}**: no GPU was tested. {how} instead."
         yield ""
     yield _text(record.verdict.summary)
     if record.verdict.next_step:
@@ -93,7 +94,7 @@ def _plot(record: RunRecord) -> Iterator[str]:
 def _blocks(record: RunRecord) -> Iterator[str]:
     if not record.blocks:
         return
-    yield f"## Blocks against torch: {EMULATED if is_emulated(record) else 'GPU'}"
+    yield f"## Blocks against torch: {target_words(record)}"
     yield ""
     folded = len(record.blocks) > FOLD_ABOVE
     if folded:

@@ -44,12 +44,17 @@ def anything_tested(record: RunRecord) -> bool:
 
 def is_emulated(record: RunRecord) -> bool:
     """Whether the emulated run stood in for a GPU."""
-    return record.target != RunName.GPU.value
+    return record.judged not in (RunName.GPU, RunName.GPU_FP32)
+
+
+def target_words(record: RunRecord) -> str:
+    """Returns what was judged, for titles."""
+    return {RunName.GPU: "GPU", RunName.GPU_FP32: "GPU in fp32"}.get(record.judged, record.target)
 
 
 def target_run(record: RunRecord) -> RunName:
     """Returns the run that was judged."""
-    return RunName.FP16 if is_emulated(record) else RunName.GPU
+    return record.judged
 
 
 def on_target(record: RunRecord, block: BlockResult) -> Comparison | None:

@@ -11,12 +11,11 @@ from bisect_litert.record import Comparison, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten, shorten_all
 from bisect_litert.reports.outcome import (
-    EMULATED,
     cause_words,
     headline,
-    is_emulated,
     local_on_target,
     on_target,
+    target_words,
 )
 
 WIDTH, HEIGHT, DPI = 8.0, 5.0, 200
@@ -72,7 +71,7 @@ def save(record: RunRecord, path: Path) -> None:
         _draw(line, axes, low, high)
     _mark_nonfinite(record, axes)
     _name_ticks([formats.clean(b.name) for b in blocks], axes)
-    target = EMULATED if is_emulated(record) else "GPU"
+    target = target_words(record)
     axes.set_ylabel("relative L2 error against torch")
     title = f"{shorten(formats.clean(record.model), 40)}: {shorten(formats.clean(headline(record)), 60)}"
     # Names may hold dollar signs, which are no mathematics.

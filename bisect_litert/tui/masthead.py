@@ -8,7 +8,7 @@ from textual.widgets import Static
 
 from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
-from bisect_litert.reports.outcome import EMULATED, cause_words, headline, is_emulated
+from bisect_litert.reports.outcome import cause_words, headline, is_emulated
 from bisect_litert.tui.colours import colours_of
 
 
@@ -54,7 +54,7 @@ class Masthead(Static):
         record = self._record
         text = Text(style=faint)
         if is_emulated(record):
-            text.append(EMULATED, f"bold {warn}")
+            text.append(record.target, f"bold {warn}")
         else:
             text.append(f"GPU {record.placement.adapter or 'unknown adapter'}")
         if record.placement.line:
