@@ -31,7 +31,7 @@ from bisect_litert.inside import Tools, look_inside
 from bisect_litert.judging import Findings, judge, settle_death, settle_taps
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, Forward, flow
-from bisect_litert.record import Cause, RunRecord, Verdict
+from bisect_litert.record import Artefact, Cause, RunRecord, Verdict
 from bisect_litert.recording import write_record
 from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
@@ -183,6 +183,7 @@ class _Bisection:
 
     def _work(self, place: Workplace) -> None:
         plain = self.known.plain = self.subject.graph(place)
+        self.known.artefact = Artefact.of(plain.file) if plain.file.is_file() else None
         inputs = self.subject.feed(plain)
         with self._stage("find taps"):
             found = self.subject.locate(plain, inputs, place)

@@ -234,6 +234,7 @@ def compounding(readings: Sequence[Reading], settings: Settings, target: str) ->
     first, last = (levels[0], levels[-1]) if levels else (float("nan"), float("nan"))
     text = (
         f"{where} no block is out of line at its own inputs, but the error grows with depth, from {number(first)} at "
-        f"the first block to {number(last)} at the output. That is {_digits(settings)} rounding compounding, not a fault of one block."
+        f"the first block to {number(last)} at the output. That is {_digits(settings)} rounding compounding, not a "
+        "fault of one block."
     )
     return Verdict(Cause.PRECISION_COMPOUNDING, True, text, ADVICE[Cause.PRECISION_COMPOUNDING])

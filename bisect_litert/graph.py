@@ -67,13 +67,17 @@ class Graph:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.file = Path()
+        """Where it was read from; empty for a graph that was made by editing."""
 
     @classmethod
     def read(cls, path: Path) -> Graph:
         """Reads a .tflite file."""
         from ai_edge_litert.tools import flatbuffer_utils
 
-        return cls(flatbuffer_utils.read_model(str(path)))
+        graph = cls(flatbuffer_utils.read_model(str(path)))
+        graph.file = path
+        return graph
 
     def write(self, path: Path) -> Path:
         """Writes the model to `path` and returns it.

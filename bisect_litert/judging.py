@@ -17,7 +17,7 @@ from bisect_litert.healing import Found
 from bisect_litert.jobs import TIMED_OUT, JobResult
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import OUTPUT, Forward, Tap
-from bisect_litert.record import Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
+from bisect_litert.record import Artefact, Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
 
 UNDECIDED = Verdict(Cause.CANNOT_TEST, False, "Nothing was decided.", "Run it again.")
 
@@ -36,6 +36,7 @@ class Findings:
     last_stage: str = "the start"
     truth: Forward | None = None
     plain: Graph | None = None
+    artefact: Artefact | None = None
     graph: Graph | None = None
     """The graph the taps live in, without them as outputs."""
     taps: list[Tap] = field(default_factory=list)

@@ -389,6 +389,28 @@ class OutputResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Artefact:
+    """The .tflite file as it ships."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hexadecimal."""
+
+    @classmethod
+    def of(cls, path: Path) -> Artefact:
+        """Reads a file's size and hash."""
+        from hashlib import sha256
+
+        found, size = sha256(), 0
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                found.update(part)
+                size += len(part)
+        return cls(size, found.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything a run found."""
 
@@ -411,6 +433,8 @@ class RunRecord:
     schema: int = SCHEMA_VERSION
     files: dict[str, str] = field(default_factory=dict)
     """What else the run folder holds, relative paths."""
+    artefact: Artefact | None = None
+    """The file that was tested; None when the run did not get that far."""
 
     @property
     def judged(self) -> RunName:

@@ -70,6 +70,7 @@ def build_record(known: Findings) -> RunRecord:
         settings=known.settings,
         seconds=time.monotonic() - known.clock,
         started=known.started.isoformat(timespec="seconds"),
+        artefact=known.artefact,
     )
 
 
