@@ -1,4 +1,4 @@
-"""The models that the speed benchmarks time: stock architectures with random weights, and made ones whose fault is known.
+"""The models that the speed benchmarks time: stock architectures with random weights, and made ones with a known fault.
 
 A file of models for `bisect-litert benchmarks/speed_models.py:NAME`; `BLOCKS` has the blocks of each.
 """
@@ -6,7 +6,6 @@ A file of models for `bisect-litert benchmarks/speed_models.py:NAME`; `BLOCKS` h
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 

@@ -14,7 +14,7 @@ Neither rounds what is accumulated inside an op; `allowance` says how much that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from math import sqrt
 
@@ -59,6 +59,8 @@ def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = (), only: 
         only: Round these tensors and no others; None means all.
     """
     editor = graph.edit()
+    current: dict[int, int] = {}
+    """What is read in place of each tensor."""
     for tensor in graph.tensors:
         chosen = only is None or tensor.index in only
         if chosen and tensor.constant and tensor.is_float and tensor.index in graph.consumers:
@@ -66,15 +68,15 @@ def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = (), only: 
             assert value is not None
             with np.errstate(over="ignore"):
                 rounded = round_array(value, rounding)
-            new = editor.add_tensor(f"{tensor.name}/rounded", tensor.shape, _float32(), rounded)
-            editor.rewire(tensor.index, new)
+            current[tensor.index] = editor.add_tensor(f"{tensor.name}/rounded", tensor.shape, _float32(), rounded)
     outputs: dict[int, int] = {}
     used = set(graph.consumers) | {port.tensor for port in graph.outputs}
     plans: dict[int, list[int]] = {-1: [port.tensor for port in graph.inputs]}
     plans.update({op.index: list(op.outputs) for op in graph.ops})
     original = list(editor.subgraph.operators)
     editor.subgraph.operators = []
-    current: dict[int, int] = {}
+    constants = (SPLITTER, SPLIT_LIMIT, -SPLIT_LIMIT) if rounding is Rounding.SIGNIFICAND else ()
+    scalars = {value: _scalar(editor, value) for value in constants}
     for position in range(-1, len(original)):
         if position >= 0:
             op = original[position]
@@ -83,7 +85,8 @@ def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = (), only: 
         for t in plans[position]:
             if not graph.tensors[t].is_float or t not in used or (only is not None and t not in only):
                 continue
-            current[t] = _half(editor, t) if rounding is Rounding.HALF else _significand(editor, t, t not in tame)
+            half = rounding is Rounding.HALF
+            current[t] = _half(editor, t) if half else _significand(editor, t, t not in tame, scalars)
             outputs[t] = current[t]
     editor.rewire_outputs(outputs)
     return editor.graph()
@@ -107,19 +110,19 @@ def _half(editor: Editor, t: int) -> int:
     return wide
 
 
-def _significand(editor: Editor, t: int, clip: bool) -> int:
+def _significand(editor: Editor, t: int, clip: bool, scalars: Mapping[float, int]) -> int:
     shape, f32 = _shape(editor, t), _float32()
 
     def op(name: str, a: int, b: int) -> int:
-        out = editor.add_tensor(f"split_{t}", shape, f32)
+        out = editor.add_tensor("split", shape, f32)
         editor.add_op(name, [a, b], [out])
         return out
 
     x = t
     if clip:
-        x = op("MAXIMUM", x, _scalar(editor, -SPLIT_LIMIT))
-        x = op("MINIMUM", x, _scalar(editor, SPLIT_LIMIT))
-    c = op("MUL", x, _scalar(editor, SPLITTER))
+        x = op("MAXIMUM", x, scalars[-SPLIT_LIMIT])
+        x = op("MINIMUM", x, scalars[SPLIT_LIMIT])
+    c = op("MUL", x, scalars[SPLITTER])
     high = op("SUB", c, op("SUB", c, x))
     # x minus its own rounding error: infinities and NaN, which have none, pass through.
     return op("SUB", t, op("SUB", x, high)) if clip else high

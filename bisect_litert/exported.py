@@ -176,7 +176,7 @@ class ExportedModel:
             if name in self._nodes:
                 see(self._nodes[name], result, args, kwargs)
 
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), eager.a_core_spared():
             torch.manual_seed(0)
             forced = Forced(force or {}, hand_on or rounding)
             graph = self.program.graph_module

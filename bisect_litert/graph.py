@@ -10,11 +10,13 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from bisect_litert import packing
 
 TAP_PREFIX = "bisect_tap_"
 FEED_PREFIX = "bisect_feed_"
@@ -82,12 +84,13 @@ class Graph:
     def write(self, path: Path) -> Path:
         """Writes the model to `path` and returns it.
 
+        Weights that no op reads are left out.
+
         Raises:
             OSError: The file cannot be written.
+            RunnerError: The model is larger than the format allows.
         """
-        from ai_edge_litert.tools import flatbuffer_utils
-
-        flatbuffer_utils.write_model(self.model, str(path))
+        packing.write_model(self.model, path)
         return path
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -309,22 +312,18 @@ class Editor:
         """Adds a tensor, constant when `data` is given, and returns its index."""
         from ai_edge_litert import schema_py_generated as schema
 
-        tensor, buffer = schema.TensorT(), schema.BufferT()
-        if data is not None:
-            buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), dtype=np.uint8)
-        tensor.name, tensor.type, tensor.buffer = name.encode(), tensor_type, len(self.model.buffers)
+        tensor = schema.TensorT()
+        tensor.name, tensor.type = name.encode(), tensor_type
         tensor.shape, tensor.hasRank = [int(n) for n in shape], True
-        self.model.buffers.append(buffer)
+        if data is not None:  # else its buffer is the first one, which is empty by convention
+            tensor.buffer = len(self.model.buffers)
+            self.model.buffers.append(_buffer(data))
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
 
     def fill(self, t: int, data: np.ndarray) -> None:
         """Gives constant `t` other values; other tensors that shared its weights keep theirs."""
-        from ai_edge_litert import schema_py_generated as schema
-
-        buffer = schema.BufferT()
-        buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), dtype=np.uint8)
-        self.model.buffers.append(buffer)
+        self.model.buffers.append(_buffer(data))
         self.subgraph.tensors[t] = copy.copy(self.subgraph.tensors[t])
         self.subgraph.tensors[t].buffer = len(self.model.buffers) - 1
 
@@ -342,10 +341,9 @@ class Editor:
         op = schema.OperatorT()
         op.opcodeIndex = self._opcode(getattr(schema.BuiltinOperator, name))
         op.inputs, op.outputs = [int(i) for i in inputs], [int(i) for i in outputs]
-        table = "".join(word.capitalize() for word in name.split("_")) + "Options"
-        if hasattr(schema, table + "T") and hasattr(schema.BuiltinOptions, table):
-            op.builtinOptionsType = getattr(schema.BuiltinOptions, table)
-            op.builtinOptions = getattr(schema, table + "T")()
+        op.builtinOptionsType, table = _options(name)
+        if table is not None:
+            op.builtinOptions = table()
             for key, value in options.items():
                 setattr(op.builtinOptions, key, value)
         self.subgraph.operators.insert(len(self.subgraph.operators) if at is None else at, op)
@@ -434,6 +432,24 @@ class Editor:
         self.subgraph.inputs = [t for t in self.subgraph.inputs if t in needed]
         if self._signature is not None:
             self._signature.inputs = [p for p in self._signature.inputs if int(p.tensorIndex) in needed]
+
+
+@cache
+def _options(op: str) -> tuple[int, Any]:
+    """Number and class of the table that holds a builtin op's options; (0, None) for an op without any."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    table = "".join(word.capitalize() for word in op.split("_")) + "Options"
+    known = hasattr(schema, table + "T") and hasattr(schema.BuiltinOptions, table)
+    return (getattr(schema.BuiltinOptions, table), getattr(schema, table + "T")) if known else (0, None)
+
+
+def _buffer(data: np.ndarray) -> Any:
+    from ai_edge_litert import schema_py_generated as schema
+
+    buffer = schema.BufferT()
+    buffer.data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return buffer
 
 
 def _text(name: Any) -> str:

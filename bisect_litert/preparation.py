@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bisect_litert import structure
-from bisect_litert.eager import copy_module
+from bisect_litert.eager import a_core_spared, copy_module
 from bisect_litert.errors import InputsError, ModelFileError, UnfitReferenceError
 from bisect_litert.record import InputInfo
 
@@ -60,8 +60,9 @@ def assemble(
 ) -> LoadedModel:
     """Does what `prepare` does for inputs that are normalised already."""
     check_signature(module, args, kwargs)
-    check_weights(module)
-    check_inputs(module, args, kwargs)
+    with a_core_spared():
+        check_weights(module)
+        check_inputs(module, args, kwargs)
     module, more = _in_eval_mode(module)
     return LoadedModel(module, args, kwargs, label, (*notes, *more))
 
