@@ -86,8 +86,7 @@ def _needed(model: Any) -> set[int]:
 def _bytes(buffer: Any) -> memoryview | None:
     if buffer.data is None or not len(buffer.data):
         return None
-    data = buffer.data
-    return memoryview(data if isinstance(data, np.ndarray) else np.asarray(data, np.uint8)).cast("B")
+    return np.asarray(buffer.data, np.uint8).data
 
 
 class _Tensor:
