@@ -214,7 +214,8 @@ class _Bisection:
         choice = None
         if not self.request.no_gpu:
             with self._stage("run gpu"):
-                choice = choose_taps(evaluator, tapped, TappedGraph(plain, {}, shown.outputs), graph, truth)
+                bare = TappedGraph(plain, {}, shown.outputs)
+                choice = choose_taps(evaluator, tapped, bare, graph, truth, self.settings.output_limit)
             self.known.add_results(choice.results)
             self.known.choice, graph = choice, choice.graph
         self.known.target = GPU if choice is not None and choice.tested else HALF
@@ -224,7 +225,10 @@ class _Bisection:
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = _owners(tapped, truth, outputs), tapped.graph
         shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
-        controls = Controls(evaluator, shipped, truth.outputs) if self.known.target == GPU else None
+        controls = None
+        if self.known.target == GPU:
+            right = tapped.right(truth.taps)
+            controls = Controls(evaluator, shipped, truth.outputs, right, switches=self.request.switches)
         if choice is not None and choice.failure is not None and controls is not None:
             with self._stage("find what the runtime dies of"):
                 settle_death(self.known, controls)

@@ -18,8 +18,6 @@ from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import Forward, Values
 from bisect_litert.tapping import Tapping
 
-OUTPUT_LIMIT = 1e-2
-"""As Settings.output_limit: which outputs count as wrong when two runs are held side by side."""
 MAX_BATCHES = 16
 
 
@@ -48,7 +46,7 @@ class Choice:
 
 
 def choose_taps(
-    evaluator: Evaluator, tapped: Tapping, plain: TappedGraph, copies: TappedGraph, truth: Forward
+    evaluator: Evaluator, tapped: Tapping, plain: TappedGraph, copies: TappedGraph, truth: Forward, limit: float
 ) -> Choice:
     """Runs the untapped and the tapped graph on the GPU and climbs down the ladder until the two agree.
 
@@ -58,6 +56,7 @@ def choose_taps(
         plain: The graph that ships.
         copies: The graph tapped through copies.
         truth: Torch's forward.
+        limit: Relative L2 error from which an output counts as wrong.
     """
     untapped = evaluator.run(plain, [GPU], "-untapped")[GPU]
     first = evaluator.run(copies, [GPU])[GPU]
@@ -80,7 +79,7 @@ def choose_taps(
         return replace(
             choice, trouble=f"The untapped graph {untapped.status} ({untapped.detail}); only tapped runs were seen."
         )
-    if first.ok and same_outputs(bare, evaluator.values(first, copies), truth):
+    if first.ok and same_outputs(bare, evaluator.values(first, copies), truth, limit):
         return choice
     # The next rung: the tensors themselves, without copies.
     raw = tap_graph(tapped.graph, [t.tensor for t in tapped.taps if t.tensor >= 0], tapped.outputs, copies=False)
@@ -89,7 +88,7 @@ def choose_taps(
     choice = replace(choice, results=tuple(results))
     if second.ok:
         raw = _without_aliased(raw, evaluator.values(second, raw), tapped)
-    if second.ok and same_outputs(bare, evaluator.values(second, raw), truth):
+    if second.ok and same_outputs(bare, evaluator.values(second, raw), truth, limit):
         said = "cures or hides the fault" if first.ok else f"does not run ({first.status}: {first.detail})"
         return replace(
             choice,
@@ -144,7 +143,7 @@ def _without_aliased(graph: TappedGraph, seen: Values, tapped: Tapping) -> Tappe
     return replace(graph, names={t: name for t, name in graph.names.items() if t not in spoiled})
 
 
-def same_outputs(bare: Values, seen: Values, truth: Forward) -> bool:
+def same_outputs(bare: Values, seen: Values, truth: Forward, limit: float) -> bool:
     """Whether two runs show the same symptom: bitwise equal, or right and wrong in the same outputs."""
     for label, one in bare.outputs.items():
         other = seen.outputs.get(label)
@@ -152,7 +151,7 @@ def same_outputs(bare: Values, seen: Values, truth: Forward) -> bool:
             continue
         a = compare(reference=truth.outputs[label], target=one)
         b = compare(reference=truth.outputs[label], target=other)
-        if out_of_line(a, OUTPUT_LIMIT) == out_of_line(b, OUTPUT_LIMIT):
+        if out_of_line(a, limit) == out_of_line(b, limit):
             continue
         levels = sorted((a.relative_l2, b.relative_l2))
         # A symptom that hovers at the limit is one symptom; three times apart is not.

@@ -8,16 +8,16 @@ from math import nan
 
 from bisect_litert import advice
 from bisect_litert.confidence import Circumstances, confidence
-from bisect_litert.counterfactual import Control, Controls, first_wrong
+from bisect_litert.counterfactual import Controls
 from bisect_litert.diagnosis import number
-from bisect_litert.graph import Graph, Op
+from bisect_litert.graph import Graph
 from bisect_litert.pricing import OpPrice, Priced, Pricer, Scene
+from bisect_litert.proving import PROVABLE, fused_region, prove
 from bisect_litert.record import Cause, Culprit, Mark, OpResult, Settings
 from bisect_litert.sources import OpSources, Place
 
 MAX_LOOKED_INTO = 6
 """Culprits beyond these are named but not opened: the first ones are what a person acts on."""
-INSIDE_CAUSES = (Cause.OVERFLOW, Cause.PRECISION_LOSS, Cause.WRONG_KERNEL)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ def look_inside(culprits: Sequence[Culprit], scenes: dict[str, Scene], tools: To
             tools.say(culprit.block)
             culprit = _open(culprit, scene, tools)
         found.append(culprit)
-    known = [_advised(c, scenes.get(c.block), tools) for c in _prove(found, tools)]
+    if tools.controls is not None:
+        ops = {c.block: [op.index for op in tools.pricer.ops_of(c.block)] for c in found}
+        found = prove(found, ops, tools.controls, tools.settings.output_limit)
+    known = [_advised(c, scenes.get(c.block), tools) for c in found]
     return _unique(_relocated(c, tools.blocks) for c in known)
 
 
@@ -95,7 +98,7 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
             operator=lost.operator,
             evidence=(*culprit.evidence, said),
         )
-    if culprit.cause not in INSIDE_CAUSES:
+    if culprit.cause not in PROVABLE:
         return culprit
     priced = tools.pricer.price(scene)
     if priced is None:
@@ -109,7 +112,7 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
         guilty = culprit.op if culprit.op in {op.index for op in ops} else guilty
     region: tuple[int, ...] = ()
     if not priced.persists and tools.controls is not None:
-        region, told = _fused_region(ops, tools)
+        region, told = fused_region(ops, tools.controls, tools.settings.output_limit)
         guilty, extra = (region[-1] if region else -1), (*extra, *told)
     results = tuple(_result(p, places.get(p.op.index, Place()), tools.graph, guilty) for p in priced.ops)
     culprit = replace(culprit, ops=results)
@@ -186,76 +189,3 @@ def _op_evidence(priced: Priced, guilty: int) -> tuple[str, ...]:
             f"{number(price.contribution)}: that is where the digits go.",
         )
     return ()
-
-
-def _fused_region(ops: Sequence[Op], tools: Tools) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Finds the stretch of ops that is wrong only while nobody looks inside, by keeping ops off the GPU."""
-    controls, limit = tools.controls, tools.settings.output_limit
-    assert controls is not None
-    indices = [op.index for op in ops]
-
-    def wrong(position: int) -> bool | None:
-        control = controls.up_to(indices[position])
-        return not control.right(limit) if control.ok else None
-
-    last = first_wrong(len(indices) - 1, wrong)
-    if last is None:
-        return (), ()
-    start = last
-    made_by = {t: i for i, op in enumerate(ops) for t in op.outputs}
-    # Backwards along the chain that feeds it, as long as keeping one op off the GPU cures the whole.
-    while True:
-        feeding = [made_by[t] for t in ops[start].inputs if t in made_by]
-        cured = next((i for i in reversed(feeding) if controls.without([indices[i]]).right(limit)), None)
-        if cured is None or last - cured > 6:
-            break
-        start = cured
-    first, end = ops[start], ops[last]
-    ends = f"{first.type} (op {first.index}) and {end.type} (op {end.index})"
-    if start == last:
-        said = f"{end.type} (op {end.index}) runs on the GPU."
-        return (end.index, end.index), (f"The block is right when its ops are tapped, and wrong as soon as {said}",)
-    return (first.index, end.index), (
-        f"The block is right when its ops are tapped: the fault lies in the fused region between {ends}.",
-    )
-
-
-def _prove(culprits: list[Culprit], tools: Tools) -> list[Culprit]:
-    """Keeps culprits off the GPU and looks at the model's outputs."""
-    controls, limit = tools.controls, tools.settings.output_limit
-    provable = [c for c in culprits if c.cause in INSIDE_CAUSES]
-    if controls is None or not provable:
-        return culprits
-    if controls.without(()).right(limit):
-        said = "No output of the model shows the fault, so keeping it off the GPU proves nothing."
-        return [replace(c, proof=(said,)) if c in provable else c for c in culprits]
-    own = {c.block: [op.index for op in tools.pricer.ops_of(c.block)] for c in provable}
-    together = controls.without(sorted({i for ops in own.values() for i in ops}))
-    proofs = {c.block: _proof(c, own[c.block], len(provable) == 1, together, controls, limit) for c in provable}
-    return [replace(c, proof=proofs.get(c.block, ())) for c in culprits]
-
-
-def _proof(
-    culprit: Culprit, ops: Sequence[int], only: bool, together: Control, controls: Controls, limit: float
-) -> tuple[str, ...]:
-    """What came right, or did not, with a culprit on the CPU: its op alone, its block, or all of them."""
-    if only and culprit.op >= 0 and culprit.cause is Cause.WRONG_KERNEL:
-        one = controls.without([culprit.op])
-        if one.right(limit):
-            return (f"With only op {culprit.op} kept off the GPU every output is right (within {number(one.worst)}).",)
-    alone = together if only else controls.without(ops)
-    if alone.right(limit):
-        return (f"With this block kept off the GPU every output is right (within {number(alone.worst)}).",)
-    if culprit.cause is Cause.PRECISION_LOSS and alone.ok:
-        return (
-            f"Even with this block on the CPU an output is off by {number(alone.worst)}: rounding what it is given is "
-            "enough.",
-        )
-    which = "this block" if only else "all culprits"
-    if together.right(limit):
-        return (f"With {which} kept off the GPU every output is right (within {number(together.worst)}).",)
-    if not together.ok:
-        return ()
-    if together.worst != together.worst:
-        return (f"With {which} kept off the GPU an output is still not finite: its true value may not fit into fp16.",)
-    return (f"With {which} kept off the GPU an output is still off by {number(together.worst)}: there is more to it.",)

@@ -116,7 +116,7 @@ def settle_death(known: Findings, controls: Controls) -> None:
         return
     failure = choice.failure
     cause = Cause.HANG if failure.status == TIMED_OUT else Cause.CRASH
-    culprit = fusion.localise_death(controls, known.graph, block_ops(known), cause, failure.detail)
+    culprit = fusion.localise_death(controls, known.graph, block_ops(known), _ends(known), cause, failure.detail)
     known.found.culprits = [culprit] if culprit is not None else []
 
 
@@ -137,8 +137,12 @@ def settle_taps(known: Findings, controls: Controls) -> None:
             )
         found.culprits, found.compounding = [], False
     elif not found.culprits:
-        hidden = fusion.localise(controls, known.graph, block_ops(known), limit)
+        hidden = fusion.localise(controls, known.graph, block_ops(known), _ends(known), limit)
         found.culprits = [hidden] if hidden is not None else []
+
+
+def _ends(known: Findings) -> list[int]:
+    return [t.tensor for t in known.taps if t.tensor >= 0]
 
 
 def _disagreement(known: Findings, choice: Choice) -> Verdict | None:

@@ -120,6 +120,11 @@ def read(log_text: str, total_ops: int, adapter_line: str = "") -> LogFindings:
     )
 
 
+def heeds(log_text: str, switch: str) -> bool:
+    """Whether the delegate says that it read one of its debug switches, "LITERT_GPU_DEBUG_END_NODE set to 3"."""
+    return f"{switch} set to" in log_text
+
+
 def why_no_gpu(log_text: str) -> str:
     """Says in two sentences why no GPU could be opened and what to do; empty when the log shows no such trouble."""
     for pattern, sentence, step in _NO_GPU:

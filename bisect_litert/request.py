@@ -46,6 +46,9 @@ class BisectRequest:
     """Interpreter on the machine that `runner` reaches over ssh."""
     python: str = ""
     """Interpreter of another environment on this machine, whose ai-edge-litert runs the GPU jobs."""
+    switches: bool = True
+    """Let control runs use the delegate's debug switches where it heeds them; without them the graph is split, as for
+    a runtime that has none."""
 
     def settings(self) -> Settings:
         """Returns the part of the request that is written into the record."""

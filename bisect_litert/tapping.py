@@ -43,6 +43,17 @@ class Tapping:
             t for t, v in self.values.items() if v.dtype.kind == "f" and bool((np.abs(v) < SPLIT_LIMIT).all())
         )
 
+    def right(self, taken: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+        """The right value of every tensor, in the graph's layout: PyTorch's at the taps, the CPU's elsewhere.
+
+        Args:
+            taken: PyTorch's value at each tap, by key.
+        """
+        shapes = self.graph.tensors
+        located = [t for t in self.taps if t.tensor >= 0 and t.layout is not None]
+        torchs = {t.tensor: t.layout.from_torch(taken[t.key], shapes[t.tensor].shape) for t in located if t.layout}
+        return {**self.values, **torchs}
+
 
 def locate(
     graph: Graph,

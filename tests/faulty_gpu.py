@@ -37,11 +37,12 @@ class Fault:
 
 
 def tensor_of(graph: Graph, block: str) -> int:
-    """The tensor that a block ending in a TANH hands on, also where an output's name took the place of its own."""
+    """The tensor that a block ending in a TANH hands on, also where an output's name took the place of its own; -1 in
+    a part of the graph that does not hold it."""
     named = [t for t in graph.tensors if re.search(rf"_{block}[;/]", t.name) and t.index in graph.producer]
-    last = max(t.index for t in named if not t.name.endswith(COPY_SUFFIX))
-    if graph.producer[last].type != "TANH":
-        last = next(op.outputs[0] for op in graph.consumers[last] if op.type == "TANH")
+    last = max((t.index for t in named if not t.name.endswith(COPY_SUFFIX)), default=-1)
+    if last >= 0 and graph.producer[last].type != "TANH":
+        last = next((op.outputs[0] for op in graph.consumers.get(last, ()) if op.type == "TANH"), -1)
     return last
 
 
@@ -80,9 +81,14 @@ class FaultyGpu(Runner):
     """A runner whose "gpu" rounds to fp16 as an honest one does, and then has the planted faults."""
 
     faults: Sequence[Fault] = ()
+    switches = True
+    """Whether it heeds the delegate's debug switches, and says so; a runtime without them ignores them."""
 
     def run(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None = None) -> dict[str, JobResult]:
         """Runs "gpu" jobs on the CPU."""
+        if not self.switches:
+            jobs = [replace(job, env={}) for job in jobs]
+        said = {job.id: "".join(f"{name} set to {value}\n" for name, value in job.env.items()) for job in jobs}
         on_gpu = {job.id for job in jobs if job.accelerator.startswith("gpu")}
         dead = {job.id: status for job in jobs if job.id in on_gpu and (status := self._death(job))}
         alive = [job for job in jobs if job.id not in dead]
@@ -95,7 +101,7 @@ class FaultyGpu(Runner):
                 results[job.id] = self._unwritten(job, results[job.id])
         log = f"{ADAPTER}\n{LOG}"
         return {
-            name: replace(result, log_text=log, adapter_line=ADAPTER) if name in on_gpu else result
+            name: replace(result, log_text=log + said[name], adapter_line=ADAPTER) if name in on_gpu else result
             for name, result in results.items()
         }
 
