@@ -37,12 +37,11 @@ class Fault:
 
 
 def tensor_of(graph: Graph, block: str) -> int:
-    """The tensor that a block ending in a TANH hands on, also where an output's name took the place of its own; -1 in
-    a part of the graph that does not hold it."""
+    """The tensor that a block ending in a TANH hands on, also where an output's name took the place of its own."""
     named = [t for t in graph.tensors if re.search(rf"_{block}[;/]", t.name) and t.index in graph.producer]
-    last = max((t.index for t in named if not t.name.endswith(COPY_SUFFIX)), default=-1)
-    if last >= 0 and graph.producer[last].type != "TANH":
-        last = next((op.outputs[0] for op in graph.consumers.get(last, ()) if op.type == "TANH"), -1)
+    last = max(t.index for t in named if not t.name.endswith(COPY_SUFFIX))
+    if graph.producer[last].type != "TANH":
+        last = next(op.outputs[0] for op in graph.consumers[last] if op.type == "TANH")
     return last
 
 
@@ -105,13 +104,21 @@ class FaultyGpu(Runner):
             for name, result in results.items()
         }
 
+    def _tensor(self, graph: Graph, block: str) -> int:
+        """The tensor behind which a block's fault lies, by the name that the whole graph has for it: a part of it may
+        hold the tensor and not what tells whose it is."""
+        names = self.__dict__.setdefault("_names", {})
+        if block not in names:
+            names[block] = graph.tensors[tensor_of(graph, block)].name
+        return next((t.index for t in graph.tensors if t.name == names[block] and t.index in graph.producer), -1)
+
     def _active(self, job: Job, kinds: Sequence[str]) -> Iterator[tuple[Fault, Graph, int]]:
         """The faults of some kinds whose op this job has on the GPU."""
         graph = Graph.read(job.model)
         excluded = {int(i) for i in job.env.get(EXCLUDE, "").split(",") if i}
         last = int(job.env.get(END, len(graph.ops)))
         for fault in self.faults:
-            tensor = tensor_of(graph, fault.block) if fault.kind in kinds else -1
+            tensor = self._tensor(graph, fault.block) if fault.kind in kinds else -1
             made_by = graph.producer.get(tensor)
             if made_by is not None and made_by.index not in excluded and made_by.index <= last:
                 yield fault, graph, tensor
@@ -139,7 +146,7 @@ class FaultyGpu(Runner):
         for fault in self.faults:
             if fault.kind in ("unwritten", *STATUS):
                 continue
-            tensor = tensor_of(graph, fault.block)
+            tensor = self._tensor(graph, fault.block)
             made_by = graph.producer.get(tensor)
             if made_by is None or made_by.index in excluded or made_by.index > last or (job.fp32 and not fault.fp32):
                 continue

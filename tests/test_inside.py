@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,12 +77,17 @@ class Conv(nn.Module):
         return x + torch.relu(self.conv(x))
 
 
-def run(blocks: list[nn.Module], *shape: int) -> RunRecord:
+def run(blocks: list[nn.Module], *shape: int, switches: bool = True) -> RunRecord:
     torch.manual_seed(0)
-    record = bisect(nn.Sequential(*blocks).eval(), torch.randn(*shape))
+    record = bisect(nn.Sequential(*blocks).eval(), torch.randn(*shape), switches=switches)
     if record.target != "gpu":
         pytest.skip("no GPU that LiteRT accepts")
     return record
+
+
+def words(sentence: str) -> str:
+    """A sentence without its measured numbers."""
+    return re.sub(r"(within|off by) [\d.e-]*\d", r"\1 #", sentence)
 
 
 def only(record: RunRecord, cause: Cause, block: str) -> Culprit:
@@ -126,6 +132,32 @@ def test_lost_digits_are_blamed_on_the_op_that_loses_them() -> None:
 def test_a_padded_pool_is_wrong_in_its_own_ops() -> None:
     culprit = only(run([Conv(), PaddedPool(), Conv()], 1, 4, 12, 12), Cause.WRONG_KERNEL, "1")
     assert guilty(culprit) in ("PAD", "AVERAGE_POOL_2D")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "shape", "alone"),
+    [
+        ([Mlp(32), LoudNorm(32), Mlp(32)], (1, 8, 32), False),
+        ([Mlp(32), Scores(), Mask(), nn.Softmax(-1)], (1, 16, 32), False),
+        ([Conv(), PaddedPool(), Conv()], (1, 4, 12, 12), True),
+        ([Mlp(32), Phase()], (1, 8, 32), None),
+    ],
+    ids=["block", "op", "fusion", "lost digits"],
+)
+def test_a_split_graph_proves_what_the_switches_prove(
+    blocks: list[nn.Module], shape: tuple[int, ...], alone: bool | None
+) -> None:
+    """`alone`: whether the split by itself cures the fault; None where nothing comes right."""
+    (one,), (other,) = (run(blocks, *shape, switches=heeded).culprits for heeded in (True, False))
+    assert (other.block, other.cause, other.op, other.confidence) == (one.block, one.cause, one.op, one.confidence)
+    assert len(one.proof) == 1
+    assert f"{words(one.proof[0])} The graph was split there." == words(other.proof[0])
+    assert "split" not in one.proof[0]
+    if alone is None:
+        assert len(other.proof) == 1
+    else:
+        assert other.proof[1].startswith("Split alike, and all of it on the GPU, ")
+        assert ("comes right too" in other.proof[1]) is alone
 
 
 class SumAndMean(nn.Module):

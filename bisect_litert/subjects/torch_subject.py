@@ -189,10 +189,12 @@ class TorchSubject:
 
 
 def differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns the relative L2 difference of float tensors of one name and shape; 0 where it is not finite."""
+    """Returns the relative L2 difference of float tensors of one name and shape; one that is not defined is left out,
+    as when nothing is finite or the reference is zero."""
     found = {}
     for key, value in target.items():
         if value.dtype.kind == "f" and key in reference and reference[key].shape == value.shape:
             error = compare(reference=reference[key], target=value).relative_l2
-            found[key] = error if np.isfinite(error) else 0.0
+            if np.isfinite(error):
+                found[key] = error
     return found

@@ -1,0 +1,67 @@
+"""Control runs of a .tflite file: what the tests of counterfactual, splitting and fusion share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bisect_litert.counterfactual import Controls
+from bisect_litert.evaluation import CPU, GPU, Evaluator, TappedGraph
+from bisect_litert.graph import Graph
+from bisect_litert.jobs import Job, JobResult
+from bisect_litert.runners import Runner
+
+
+class Deaf(Runner):
+    """A runtime without debug switches: it ignores the variables and says nothing of them. Counts jobs that had any."""
+
+    asked = 0
+
+    def run(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None = None) -> dict[str, JobResult]:
+        """Runs the jobs with nothing in the environment."""
+        self.asked += sum(bool(job.env) for job in jobs)
+        return super().run([replace(job, env={}) for job in jobs], on_done)
+
+
+@dataclass
+class Bench:
+    """A graph, and what it takes to run it."""
+
+    graph: Graph
+    shipped: TappedGraph
+    runner: Runner
+    evaluator: Evaluator
+    truth: dict[str, np.ndarray]
+    values: dict[int, np.ndarray]
+
+    def controls(self, *, switches: bool = True) -> Controls:
+        """Control runs that know nothing yet."""
+        return Controls(self.evaluator, self.shipped, self.truth, self.values, switches=switches)
+
+    def gpu_jobs(self, start: int = 0) -> list[JobResult]:
+        """The GPU runs since the evaluator's `start`-th run."""
+        return [r for r in self.evaluator.results[start:] if r.id.startswith("gpu")]
+
+    def outputs(self, kind: str = GPU) -> dict[int, np.ndarray]:
+        """What the whole graph gives, by tensor."""
+        result = self.evaluator.run(self.shipped, [kind], f"-bench{len(self.evaluator.results)}")[kind]
+        assert result.ok, result.detail
+        return {port.tensor: np.asarray(result.outputs[port.name]) for port in self.graph.outputs}
+
+
+def bench(runner: Runner, graph: Graph, inputs: Mapping[str, np.ndarray], folder: Path) -> Bench:
+    """Takes the plain CPU kernels' values for the right ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = {port.name: port.name for port in graph.outputs}
+    shapes = {port.name: graph.tensors[port.tensor].shape for port in graph.outputs}
+    evaluator = Evaluator(runner, folder, inputs, (), shapes, frozenset(), lambda _: None)
+    shipped = TappedGraph(graph, {}, outputs)
+    values = evaluator.all_tensors(graph, "values")
+    truth = {port.name: values[port.tensor] for port in graph.outputs}
+    return Bench(graph, shipped, runner, evaluator, truth, values)
+
+
+__all__ = ["CPU", "GPU", "Bench", "Deaf", "bench"]
