@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from bisect_litert import blocks as block_stage
 from bisect_litert import machines, model_file, reproduction, run_folder, tapping
 from bisect_litert.blame import Investigation
 from bisect_litert.confidence import Circumstances
@@ -34,8 +33,9 @@ from bisect_litert.readings import OUTPUT, Forward, flow
 from bisect_litert.record import Artefact, Cause, RunRecord, Verdict
 from bisect_litert.recording import write_record
 from bisect_litert.reports.drawing import Drawer
-from bisect_litert.request import BisectRequest, BlockLine, Interrupted, OnProgress, Progress
+from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress
 from bisect_litert.subjects import Located, Subject, Workplace
+from bisect_litert.subjects.opening import open_subject
 from bisect_litert.subjects.torch_subject import TorchSubject
 
 _STAND_IN = {False: "The emulated fp16 run", True: "The run on the CPU"}
@@ -58,10 +58,10 @@ def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
     machines.check(request)
     run_folder.check(run_folder.plan(request.out, run_folder.label_of(request.model)), request.force)
     with _Stage(on_progress, "load model"):
-        loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
+        subject = open_subject(request)
     drawer = Drawer()  # loads matplotlib on the other core while the model is converted
     try:
-        return _Bisection(TorchSubject(loaded, request), request, on_progress, drawer).run()
+        return _Bisection(subject, request, on_progress, drawer).run()
     finally:
         drawer.close()
 
@@ -112,15 +112,6 @@ def bisect(
         return _Bisection(TorchSubject(loaded, request), request, on_progress).run()
 
 
-def list_blocks(model: str, patterns: Sequence[str], inputs: Path | None, seed: int) -> tuple[BlockLine, ...]:
-    """Lists what `--blocks` can select, after one eager forward and without a conversion."""
-    loaded = model_file.load(model, inputs_path=inputs, seed=seed)
-    return tuple(
-        BlockLine(row.name, row.class_name, row.calls, row.shapes, row.selected)
-        for row in block_stage.list_blocks(loaded, patterns)
-    )
-
-
 class _Stage:
     """Reports a stage's start and end."""
 
@@ -145,7 +136,12 @@ class _Bisection:
         self.subject, self.request, self.tell, self.drawer = subject, request, on_progress, drawer
         self.settings = request.settings()
         self.known = Findings(
-            subject.label, subject.describe_inputs(), self.settings, datetime.now(timezone.utc), time.monotonic()
+            subject.label,
+            subject.describe_inputs(),
+            self.settings,
+            subject.reference,
+            datetime.now(timezone.utc),
+            time.monotonic(),
         )
         self.known.device = machines.device_name(request)
 
@@ -243,6 +239,7 @@ class _Bisection:
                 truth=truth,
                 force=self.subject.force,
                 fp32_cost=shown.cost,
+                judges_conversion=self.subject.judges_conversion,
                 values=tapped.values,
                 settings=self.settings,
                 target=self.known.target,

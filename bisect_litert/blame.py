@@ -39,6 +39,8 @@ class Investigation:
     target: str
     first: Mapping[str, JobResult]
     """The first round's results, by kind."""
+    judges_conversion: bool = True
+    """Whether the reference is independent of the file, so that the CPU run can show the conversion to be wrong."""
 
 
 def void(values: Values | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bisect_litert import eager, structure
 from bisect_litert.errors import BlockSelectionError, InputsError
+from bisect_litert.globs import nearest, translate
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +174,7 @@ def _is_callable(module: torch.nn.Module) -> bool:
 
 
 def _matching(module: torch.nn.Module, paths: dict[int, list[str]], pattern: str) -> set[str]:
-    expression = re.compile(_translate(pattern))
+    expression = re.compile(re.escape(ROOT) if pattern == ROOT else translate(pattern))
     hit = [
         part
         for part in module.modules()
@@ -190,62 +190,12 @@ def _matching(module: torch.nn.Module, paths: dict[int, list[str]], pattern: str
             hint=f'Select what it holds: --blocks "{name}.*".',
         )
     known = [path for part in module.modules() if _is_callable(part) for path in paths[id(part)]]
-    near = _nearest(pattern, known)
+    near = nearest(pattern, known)
     listed = f"Nearest: {', '.join(near)}. " if near else ""
     raise BlockSelectionError(
         f"No module of {type(module).__name__} matches {pattern!r}.",
         hint=f"{listed}List all: bisect-litert blocks MODEL",
     )
-
-
-def _nearest(pattern: str, known: Sequence[str]) -> list[str]:
-    plain = re.sub(r"[*?\[\]{}]+", "", pattern).strip(".")
-    near = difflib.get_close_matches(plain or pattern, known, n=4, cutoff=0.5)
-    if not near:  # a right last part in a wrong place, or the other way round
-        last = plain.rpartition(".")[2].lower()
-        near = [name for name in known if last and last in name.lower()][:4]
-    return near or difflib.get_close_matches(plain or pattern, known, n=4, cutoff=0.2)
-
-
-def _translate(pattern: str) -> str:
-    """Returns a glob over dotted paths as a regular expression; an unclosed bracket or brace stands for itself."""
-    if pattern == ROOT:
-        return re.escape(ROOT)
-    parts: list[str] = []
-    depth = index = 0
-    while index < len(pattern):
-        char = pattern[index]
-        index += 1
-        if char == "*" and pattern.startswith("*", index):
-            index += 1
-            at_start = len(parts) == 0 or parts[-1] in (r"\.", "(?:", "|")
-            if at_start and pattern.startswith(".", index):  # "**." also stands for no level at all
-                parts.append(r"(?:.*\.)?")
-                index += 1
-            else:
-                parts.append(".*")
-        elif char == "*":
-            parts.append("[^.]*")
-        elif char == "?":
-            parts.append("[^.]")
-        elif char == "[" and (end := pattern.find("]", index + 1)) > 0:
-            members = pattern[index:end]
-            negated = members[0] in "!^"
-            members = re.sub(r"([\\\[\]^&~|])", r"\\\1", members[negated:])
-            # Within one level, as * and ?: a negated set does not match the dot between levels.
-            parts.append(f"[^.{members}]" if negated else f"[{members}]")
-            index = end + 1
-        elif char == "{" and "}" in pattern[index:]:
-            depth += 1
-            parts.append("(?:")
-        elif char == "}" and depth:
-            depth -= 1
-            parts.append(")")
-        elif char == "," and depth:
-            parts.append("|")
-        else:
-            parts.append(re.escape(char))
-    return "".join(parts) + ")" * depth
 
 
 def _shape(label: str, tensor: torch.Tensor) -> str:

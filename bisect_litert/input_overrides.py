@@ -41,7 +41,7 @@ def override(
     order = [*(parameters[: len(args)] + [""] * (len(args) - len(parameters))), *kwargs]
     order += [name for name in parameters if name not in order]
     notes: list[str] = []
-    for key, array in _read(path).items():
+    for key, array in read_arrays(path).items():
         match = re.fullmatch(r"(?:arr_)?(\d+)", key)
         if key in parameters or key in named:
             place: int | str = parameters.index(key) if key in parameters[: len(args)] else key
@@ -76,7 +76,12 @@ def _parameters(module: torch.nn.Module) -> tuple[list[str], bool, bool]:
     return [p.name for p in found if p.kind not in spread], spread[0] in kinds, spread[1] in kinds
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz by name; the one of an .npy is called "0".
+
+    Raises:
+        InputsError: The file is missing, damaged, or holds something else than arrays.
+    """
     try:
         content = np.load(path, allow_pickle=False)
         if isinstance(content, np.ndarray):

@@ -30,6 +30,8 @@ class Findings:
     label: str
     inputs: list[InputInfo]
     settings: Settings
+    reference: str
+    """What blocks are held against."""
     started: datetime
     clock: float
     folder: Path = Path()

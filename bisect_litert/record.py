@@ -15,6 +15,8 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
+PYTORCH, LITERT_CPU = "PyTorch", "LiteRT CPU"
+"""The references a run can have."""
 
 
 class Word(str, Enum):
@@ -435,6 +437,8 @@ class RunRecord:
     """What else the run folder holds, relative paths."""
     artefact: Artefact | None = None
     """The file that was tested; None when the run did not get that far."""
+    reference: str = PYTORCH
+    """What blocks are held against: "PyTorch" or "LiteRT CPU"."""
 
     @property
     def judged(self) -> RunName:

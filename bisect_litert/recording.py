@@ -71,6 +71,7 @@ def build_record(known: Findings) -> RunRecord:
         seconds=time.monotonic() - known.clock,
         started=known.started.isoformat(timespec="seconds"),
         artefact=known.artefact,
+        reference=known.reference,
     )
 
 

@@ -39,6 +39,10 @@ class BisectRequest:
     """Judge the emulated run even where a GPU is found."""
     fp32: bool = False
     """Judge fp32 arithmetic: the GPU's, or with `no_gpu` the file on the CPU, without emulation."""
+    signature: str = ""
+    """Which signature of a .tflite file to test; empty means its default one."""
+    int_high: int | None = None
+    """Integers drawn for a .tflite file's inputs are below this; none means the smallest table they look rows up in."""
     runner: str = ""
     """Where GPU jobs run instead: "ssh HOST" (with any options of ssh in between), or a command that takes a request
     folder and leaves a response folder."""

@@ -17,11 +17,14 @@ from bisect_litert.errors import ExitCode
     "--inputs", metavar="FILE.npz", type=click.Path(path_type=Path), help="Use these inputs, by name or position."
 )
 @click.option("--seed", default=0, show_default=True, help="Fixes what is random.")
-def blocks(model: str, blocks: tuple[str, ...], inputs: Path | None, seed: int) -> ExitCode:
+@click.option("--signature", metavar="NAME", default="", help="Which signature of a .tflite file.")
+def blocks(model: str, blocks: tuple[str, ...], inputs: Path | None, seed: int, signature: str) -> ExitCode:
     """List what --blocks can select, without converting."""
-    from bisect_litert.bisection import list_blocks
     from bisect_litert.reports.block_list import render
+    from bisect_litert.request import BisectRequest
+    from bisect_litert.subjects.opening import list_blocks
 
-    rows = [row for row in list_blocks(model, blocks, inputs, seed) if row.selected or not blocks]
+    request = BisectRequest(model=model, blocks=blocks, inputs=inputs, seed=seed, signature=signature)
+    rows = [row for row in list_blocks(request) if row.selected or not blocks]
     emit(rendered(lambda console: render(rows, console)))
     return ExitCode.OK

@@ -19,6 +19,10 @@ AT_LEAST_1 = click.FloatRange(min=1)
 @click.argument("model")
 @click.option("--blocks", metavar="GLOB", multiple=True, help="Blocks to look at; ** crosses levels. Repeatable.")
 @click.option("--inputs", metavar="NPZ", type=click.Path(path_type=Path), help="Inputs to use, by name or position.")
+@click.option("--signature", metavar="NAME", default="", help="Of a .tflite file, if it has several.")
+@click.option(
+    "--int-high", metavar="N", type=click.IntRange(min=1), help="Draw a .tflite file's integer inputs below N."
+)
 @click.option("--seed", default=0, show_default=True, help="Fixes what is random.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Run folder.  [default: bisect-run-...]")
 @click.option("--force", is_flag=True, help="Replace an earlier run in --out.")

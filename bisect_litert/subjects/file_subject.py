@@ -1,0 +1,118 @@
+"""A .tflite file alone: its own blocks, held against LiteRT's CPU kernels. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bisect_litert import file_blocks, file_inputs, tflite_file
+from bisect_litert.file_reference import Computed, FileReference
+from bisect_litert.graph import Graph, Op
+from bisect_litert.op_paths import Paths
+from bisect_litert.record import InputInfo
+from bisect_litert.request import BisectRequest, BlockLine
+from bisect_litert.sources import Place
+from bisect_litert.subjects import Located, Stage, Workplace
+from bisect_litert.subjects.whole_run import run_whole
+from bisect_litert.tapping import Tapping
+
+NO_FLOATS = "No block of the file writes a float tensor that another one reads, so only its outputs are compared."
+
+
+class FileSubject:
+    """A file with inputs.
+
+    Args:
+        request: The file, its signature, inputs and blocks.
+
+    Raises:
+        BisectError: The file, the inputs or the blocks are not usable.
+    """
+
+    reference = "LiteRT CPU"
+    judges_conversion = False
+
+    def __init__(self, request: BisectRequest) -> None:
+        path = Path(request.model)
+        self.label = path.name
+        shipped = tflite_file.read(path, request.signature)
+        self._graph = shipped.graph
+        self._inputs, drawn = file_inputs.make_inputs(self._graph, request.inputs, request.seed, request.int_high)
+        self._blocks = file_blocks.read_blocks(self._graph)
+        self._selected = self._blocks.select(request.blocks)
+        self.notes = (*shipped.notes, *drawn)
+
+    def describe_inputs(self) -> list[InputInfo]:
+        """Returns name, shape and range of every input tensor."""
+        found = []
+        for name, value in self._inputs.items():
+            low, high = (float(value.min()), float(value.max())) if value.size else (float("nan"), float("nan"))
+            found.append(InputInfo(name, tuple(value.shape), str(value.dtype), low, high))
+        return found
+
+    def check(self, stage: Stage) -> None:
+        """Checks nothing: what can be checked without running the file was when it was read."""
+        del stage
+
+    def graph(self, place: Workplace) -> Graph:
+        """Returns the file's graph."""
+        del place
+        return self._graph
+
+    def feed(self, graph: Graph) -> dict[str, np.ndarray]:
+        """Returns the inputs by signature name."""
+        del graph
+        return dict(self._inputs)
+
+    def locate(self, graph: Graph, inputs: Mapping[str, np.ndarray], place: Workplace) -> Located:
+        """Runs the file on the CPU and reads its blocks' outputs."""
+        outputs = {port.name: port.name for port in graph.outputs}
+        values, whole = run_whole(place.runner, graph, inputs, place.folder, "reference")
+        taps = file_blocks.taps_of(graph, self._selected)
+        self._reference = FileReference(graph, taps, outputs, inputs, place.runner, place.folder)
+        truth = self._reference.run(values)
+        cost = self._reference.fp32_cost()
+        notes = () if taps else (NO_FLOATS,)
+        return Located(Tapping(graph, taps, outputs, values, notes), truth, outputs, cost, (whole,))
+
+    def force(self, values: Mapping[str, np.ndarray]) -> Computed:
+        """Runs the file on the CPU with these values in place of the blocks' outputs."""
+        return self._reference.force(values)
+
+    def classes(self) -> dict[str, str]:
+        """Returns class names by module path, as far as the tensor names tell."""
+        return {block.name: block.class_name for block in self._blocks.blocks if block.class_name}
+
+    def sources(self, graph: Graph, values: Mapping[int, np.ndarray]) -> NamedSources:
+        """Returns modules; a file has no lines."""
+        del graph, values
+        return NamedSources(self._blocks.paths)
+
+
+class NamedSources:
+    """Tells an op's module from tensor names, and no line.
+
+    Args:
+        paths: The file's modules; None when names tell nothing.
+    """
+
+    def __init__(self, paths: Paths | None) -> None:
+        self._paths = paths
+
+    def places(self, ops: Sequence[Op], block: str) -> dict[int, Place]:
+        """Finds the module of each op."""
+        del block
+        return {op.index: Place(self._paths.node_of(op.index).name if self._paths else "") for op in ops}
+
+    def first_lost(self, block: str) -> Place | None:
+        """Returns None: without PyTorch nothing tells what the conversion changed."""
+        del block
+        return None
+
+
+def list_blocks(path: Path, signature: str, patterns: Sequence[str]) -> tuple[BlockLine, ...]:
+    """Lists what `--blocks` can select in a file, without running it."""
+    found = file_blocks.read_blocks(tflite_file.read(path, signature).graph)
+    return file_blocks.list_lines(found, found.select(patterns))

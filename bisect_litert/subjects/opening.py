@@ -1,0 +1,35 @@
+"""Which kind of subject a MODEL argument names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bisect_litert import blocks as block_stage
+from bisect_litert import model_file, tflite_file
+from bisect_litert.request import BisectRequest, BlockLine
+from bisect_litert.subjects import Subject, file_subject
+from bisect_litert.subjects.torch_subject import TorchSubject
+
+
+def open_subject(request: BisectRequest) -> Subject:
+    """Reads what is to be bisected.
+
+    Raises:
+        BisectError: It is not usable.
+    """
+    if tflite_file.is_tflite(Path(request.model)):
+        return file_subject.FileSubject(request)
+    loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
+    return TorchSubject(loaded, request)
+
+
+def list_blocks(request: BisectRequest) -> tuple[BlockLine, ...]:
+    """Lists what `--blocks` can select, without a conversion; a module is run once for it, a .tflite file is not."""
+    path = Path(request.model)
+    if tflite_file.is_tflite(path):
+        return file_subject.list_blocks(path, request.signature, request.blocks)
+    loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
+    return tuple(
+        BlockLine(row.name, row.class_name, row.calls, row.shapes, row.selected)
+        for row in block_stage.list_blocks(loaded, request.blocks)
+    )
