@@ -239,6 +239,7 @@ class _Bisection:
                 truth=truth,
                 force=self.subject.force,
                 fp32_cost=shown.cost,
+                reference=self.subject.reference,
                 judges_conversion=self.subject.judges_conversion,
                 values=tapped.values,
                 settings=self.settings,

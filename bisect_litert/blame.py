@@ -17,7 +17,7 @@ from bisect_litert.graph import Graph, Op
 from bisect_litert.jobs import JobResult
 from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
 from bisect_litert.readings import Forward, Tap, Values
-from bisect_litert.record import Cause, Culprit, Settings
+from bisect_litert.record import PYTORCH, Cause, Culprit, Settings
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Investigation:
     target: str
     first: Mapping[str, JobResult]
     """The first round's results, by kind."""
+    reference: str = PYTORCH
+    """What the truth was computed by."""
     judges_conversion: bool = True
     """Whether the reference is independent of the file, so that the CPU run can show the conversion to be wrong."""
 

@@ -347,7 +347,8 @@ class _Rounds:
         worst = diagnosis.number(max(levels))
         if off:
             return f"With these healed an output is still off by {worst}, which rounding compounds to behind them."
-        return f"Given PyTorch's values behind these blocks, the rest comes out right (outputs within {worst})."
+        right = f"the rest comes out right (outputs within {worst})"
+        return f"Given {self.case.reference}'s values behind these blocks, {right}."
 
 
 def _known(value: float) -> float:

@@ -69,7 +69,9 @@ def read(path: Path, signature: str = "") -> ShippedFile:
     if chosen is None:
         model.signatureDefs = [_spelled_out(Graph(model))]
     _fix_sizes(model, notes)
-    return ShippedFile(Graph(model), tuple(notes))
+    graph = Graph(model)
+    graph.file = path
+    return ShippedFile(graph, tuple(notes))
 
 
 def _parse(path: Path) -> Any:

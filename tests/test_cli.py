@@ -44,14 +44,20 @@ class Bisection(ModuleType):
             raise self.result
         return write_all(self.result, folder)
 
-    def list_blocks(
-        self, model: str, patterns: tuple[str, ...], inputs: Path | None, seed: int
-    ) -> tuple[BlockLine, ...]:
-        self.listed = (model, patterns, inputs, seed)
-        return [
+
+class Opening(ModuleType):
+    """Stands in for subjects/opening.py, which runs the model to list its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__("bisect_litert.subjects.opening")
+        self.requests: list[BisectRequest] = []
+
+    def list_blocks(self, request: BisectRequest) -> tuple[BlockLine, ...]:
+        self.requests.append(request)
+        return (
             BlockLine("enc", "ModuleList", 1, (), False),
             BlockLine("enc.0", "Block", 2, ("1x16x64",), True),
-        ]
+        )
 
 
 @pytest.fixture
@@ -205,10 +211,12 @@ def test_a_full_disk_still_prints_the_answer(job: Bisection, capsys: pytest.Capt
 # -- blocks and report ------------------------------------------------------------------------------------------------
 
 
-def test_blocks_lists_what_can_be_selected(job: Bisection, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blocks_lists_what_can_be_selected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    opening = Opening()
+    monkeypatch.setitem(sys.modules, opening.__name__, opening)
     assert cli.main(["blocks", "m.py"]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert job.listed == ("m.py", (), None, 0)
+    assert opening.requests == [BisectRequest(model="m.py")]
     assert [line.split() for line in lines[1:3]] == [
         ["enc", "ModuleList", "1", "-"],
         ["*", "enc.0", "Block", "2", "1x16x64"],

@@ -14,7 +14,7 @@ from bisect_litert.record import Cause, Culprit, Mark, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import block_lines
 from bisect_litert.reports.names import cut_line
-from bisect_litert.reports.outcome import cause_words, headline, is_emulated, target_words
+from bisect_litert.reports.outcome import cause_words, headline, is_emulated, target_words, truth_name
 
 LABEL_WIDTH = 11
 
@@ -35,7 +35,7 @@ def render(
     _header(record, printer, verbose)
     if record.blocks:
         printer.blank()
-        title = f"Blocks against torch: {target_words(record)}"
+        title = f"Blocks against {truth_name(record)}: {target_words(record)}"
         printer.line(Text(title, "bold"))
         for line in block_lines(record, printer.width, verbose=verbose, ascii_only=printer.ascii_only):
             printer.line(line)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import isnan
 
-from bisect_litert.record import BlockResult, Cause, RunName, RunRecord
+from bisect_litert.record import PYTORCH, BlockResult, Cause, RunName, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.markdown_text import code as _code
 from bisect_litert.reports.markdown_text import row as _row
@@ -19,6 +19,7 @@ from bisect_litert.reports.outcome import (
     on_target,
     target_run,
     target_words,
+    truth_name,
 )
 
 FOLD_ABOVE = 30
@@ -94,7 +95,7 @@ def _plot(record: RunRecord) -> Iterator[str]:
 def _blocks(record: RunRecord) -> Iterator[str]:
     if not record.blocks:
         return
-    yield f"## Blocks against torch: {target_words(record)}"
+    yield f"## Blocks against {truth_name(record)}: {target_words(record)}"
     yield ""
     folded = len(record.blocks) > FOLD_ABOVE
     if folded:
@@ -110,8 +111,8 @@ def _blocks(record: RunRecord) -> Iterator[str]:
         yield "</details>"
     yield ""
     yield (
-        "Relative L2 against torch; *local* is the block's own error, at the inputs it had on the target; *expected* "
-        "is what rounding to fp16 costs; ratio = local / expected."
+        f"Relative L2 against {truth_name(record)}; *local* is the block's own error, at the inputs it had on the "
+        "target; *expected* is what rounding to fp16 costs; ratio = local / expected."
     )
 
 
@@ -159,7 +160,7 @@ def exclusions(record: RunRecord) -> Iterator[str]:
         return
     where, limit = _code(leading.name), record.settings.output_limit
     cpu = _local_of(leading, RunName.CPU, limit)
-    if cpu and cause is not Cause.CONVERSION:
+    if cpu and cause is not Cause.CONVERSION and record.reference == PYTORCH:
         yield f"**Conversion**, by the `cpu` run: the .tflite on the CPU is within {cpu} of torch at {where}."
     fp32 = _local_of(leading, RunName.GPU_FP32, limit)
     if fp32 and cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS, Cause.PRECISION_COMPOUNDING):
@@ -169,7 +170,8 @@ def exclusions(record: RunRecord) -> Iterator[str]:
         yield f"**Ordinary fp16 rounding**, by the `fp16` run: rounding every tensor costs {fp16} at {where}."
     same = [o for o in record.outputs if o.comparison and o.untapped and o.comparison == o.untapped]
     if same and len(same) == len(record.outputs) and cause is not Cause.TAP_EFFECT and not is_emulated(record):
-        yield "**The taps**, by the untapped `gpu` run: its outputs are as far from torch as the tapped ones."
+        far = f"as far from {truth_name(record)} as the tapped ones"
+        yield f"**The taps**, by the untapped `gpu` run: its outputs are {far}."
 
 
 def _local_of(block: BlockResult, run: RunName, limit: float) -> str:

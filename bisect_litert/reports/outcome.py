@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect_litert.errors import ExitCode
-from bisect_litert.record import BlockResult, Cause, Comparison, RunName, RunRecord
+from bisect_litert.record import PYTORCH, BlockResult, Cause, Comparison, RunName, RunRecord
 
 EMULATED = "emulated fp16, no GPU"
 PREDICTED = "predicted from torch, no GPU"
@@ -40,6 +40,11 @@ def exit_code(record: RunRecord) -> ExitCode:
 def anything_tested(record: RunRecord) -> bool:
     """Whether the run under test gave at least one tensor that could be compared."""
     return any(o.comparison or o.untapped for o in record.outputs) or any(on_target(record, b) for b in record.blocks)
+
+
+def truth_name(record: RunRecord) -> str:
+    """Returns what blocks are held against, as tables call it: "torch" or "LiteRT CPU"."""
+    return "torch" if record.reference == PYTORCH else record.reference
 
 
 def is_emulated(record: RunRecord) -> bool:

@@ -16,6 +16,7 @@ from bisect_litert.reports.outcome import (
     local_on_target,
     on_target,
     target_words,
+    truth_name,
 )
 
 WIDTH, HEIGHT, DPI = 8.0, 5.0, 200
@@ -72,10 +73,10 @@ def save(record: RunRecord, path: Path) -> None:
     _mark_nonfinite(record, axes)
     _name_ticks([formats.clean(b.name) for b in blocks], axes)
     target = target_words(record)
-    axes.set_ylabel("relative L2 error against torch")
+    axes.set_ylabel(f"relative L2 error against {truth_name(record)}")
     title = f"{shorten(formats.clean(record.model), 40)}: {shorten(formats.clean(headline(record)), 60)}"
     # Names may hold dollar signs, which are no mathematics.
-    axes.set_title(f"{title}\nagainst torch: {target}".replace("$", r"\$"), fontsize=10.5, loc="left")
+    axes.set_title(f"{title}\nagainst {truth_name(record)}: {target}".replace("$", r"\$"), fontsize=10.5, loc="left")
     axes.grid(axis="y", which="major", color="#d9d9d9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -18,7 +18,7 @@ from textual.worker import get_current_worker
 
 from bisect_litert.record import BlockResult, RunRecord, TapInfo, TapOrigin
 from bisect_litert.reports import formats
-from bisect_litert.reports.outcome import cause_words, target_run
+from bisect_litert.reports.outcome import cause_words, target_run, truth_name
 from bisect_litert.rethreshold import allowed
 from bisect_litert.tui import tensor_pictures as pictures
 from bisect_litert.tui.colours import Colours, colours_of
@@ -158,7 +158,7 @@ class BlockView(Vertical):
         try:
             assert self._folder is not None
             pair = TensorPair(self._folder, tap.reference_file, tap.target_file)
-            facts = read_facts(pair, progress, lambda: worker.is_cancelled)
+            facts = read_facts(pair, progress, lambda: worker.is_cancelled, truth=truth_name(self._record))
             trouble = ""
         except TensorError as error:
             facts, trouble = None, str(error)
@@ -284,8 +284,8 @@ def _not_kept(record: RunRecord, block: BlockResult, tap: TapInfo | None, folder
         return ""
     if not tap.reference_file or not tap.target_file:
         return (
-            "The tensors of this block were not kept: a run keeps those of culprits and their neighbours, of torch and "
-            f"{target_run(record).value}. The numbers below are all there is. To keep this block's, make it the only "
-            f"one (y copies this):\n\n{_again(record, block)}"
+            "The tensors of this block were not kept: a run keeps those of culprits and their neighbours, of "
+            f"{truth_name(record)} and {target_run(record).value}. The numbers below are all there is. To keep this "
+            f"block's, make it the only one (y copies this):\n\n{_again(record, block)}"
         )
     return "The run folder is not known, so its tensors cannot be read."

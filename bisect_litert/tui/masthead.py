@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.widgets import Static
 
-from bisect_litert.record import RunRecord
+from bisect_litert.record import PYTORCH, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, headline, is_emulated
 from bisect_litert.tui.colours import colours_of
@@ -46,9 +46,13 @@ class Masthead(Static):
         return Text("\n").join(
             [
                 _sides(_clean(first), Text(formats.clean(record.model), colours.faint), width),
-                _sides(self._where(colours.warn, colours.faint), Text(), width),
+                _sides(self._where(colours.warn, colours.faint), self._against(colours.faint), width),
             ]
         )
+
+    def _against(self, faint: str) -> Text:
+        name = self._record.reference
+        return Text("" if name == PYTORCH else f"against {name}", faint)
 
     def _where(self, warn: str, faint: str) -> Text:
         record = self._record

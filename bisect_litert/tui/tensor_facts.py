@@ -96,6 +96,8 @@ class PairFacts:
     new_nonfinite: int
     new_zeros: int
     bytes_read: int
+    truth: str = "torch"
+    """What the reference is called."""
 
 
 def read_facts(
@@ -103,6 +105,7 @@ def read_facts(
     on_progress: Callable[[float], None] = lambda share: None,
     stopped: Callable[[], bool] = lambda: False,
     cells: tuple[int, int] = (16, 64),
+    truth: str = "torch",
 ) -> PairFacts | None:
     """Reads both tensors once, and the worst slice once more.
 
@@ -111,6 +114,7 @@ def read_facts(
         on_progress: Told the share that is done.
         stopped: Asked between pieces; the result is None once it says so.
         cells: Most rows and columns of the heat map.
+        truth: What to call the reference.
 
     Raises:
         TensorError: A file turned out to be damaged.
@@ -135,6 +139,7 @@ def read_facts(
         new_nonfinite=total.new_nonfinite,
         new_zeros=total.new_zeros,
         bytes_read=pair.bytes_read,
+        truth=truth,
     )
 
 

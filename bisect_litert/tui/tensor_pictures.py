@@ -36,9 +36,9 @@ def statistics(facts: PairFacts, colours: Colours) -> Text:
     for name in ("zeros", "nans", "infinities"):
         label = {"nans": "NaN", "infinities": "infinite"}.get(name, name)
         rows.append((label, str(getattr(a, name)), str(getattr(b, name))))
-    width = max(9, *(len(cell) for _, x, y in rows for cell in (x, y)))
+    width = max(9, len(facts.truth), *(len(cell) for _, x, y in rows for cell in (x, y)))
     text = Text(no_wrap=True)
-    text.append(f"{'':<13}{'torch':>{width}}  {'target':>{width}}\n", colours.faint)
+    text.append(f"{'':<13}{facts.truth:>{width}}  {'target':>{width}}\n", colours.faint)
     for label, left, right in rows:
         text.append(f"{label:<13}", colours.faint)
         news = label in ("zeros", "NaN", "infinite") and left != right
@@ -58,7 +58,7 @@ def patterns(facts: PairFacts, colours: Colours) -> Text:
     total = int(np.prod(facts.shape))
     for kind, count, word in (
         ("nonfinite", facts.new_nonfinite, "NaN or infinite"),
-        ("zeros", facts.new_zeros, "zero where torch is not"),
+        ("zeros", facts.new_zeros, f"zero where {facts.truth} is not"),
     ):
         if count:
             where = describe(facts.axes, rank, kind, count)
@@ -77,7 +77,7 @@ def histogram(facts: PairFacts, width: int, height: int, colours: Colours) -> Te
     per = max(1, width // bins) if bins <= width else 1
     merge = ceil(bins / width)
     text = Text(no_wrap=True)
-    for name, side, style in (("torch", facts.reference, colours.text), ("target", facts.target, colours.accent)):
+    for name, side, style in ((facts.truth, facts.reference, colours.text), ("target", facts.target, colours.accent)):
         counts = side.histogram[low - LOW_EXPONENT : high - LOW_EXPONENT + 1].astype(float)
         if merge > 1:
             counts = np.add.reduceat(counts, np.arange(0, bins, merge))
@@ -167,7 +167,7 @@ def worst_elements(facts: PairFacts, rows: int, colours: Colours) -> Text:
         )
         for e in facts.worst[:rows]
     ]
-    heads = ("index", "torch", "target", "off by")
+    heads = ("index", facts.truth, "target", "off by")
     widths = [max(len(heads[i]), *(len(row[i]) for row in cells)) for i in range(4)]
     text = Text(no_wrap=True)
     text.append(
