@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from bisect_litert.command_runner import CommandRunner, parse_command
+from bisect_litert.command_runner import REQUEST, RESPONSE, CommandRunner, parse_command
 from bisect_litert.errors import UsageError
 from bisect_litert.jobs import JobRunner
 from bisect_litert.request import BisectRequest
 from bisect_litert.routing import RoutedRunner
 from bisect_litert.runners import Runner, worker_command
+from bisect_litert.ssh_channel import host_of, parse_ssh
+from bisect_litert.ssh_runner import SshRunner
 
 
 def open_runner(work: Path, request: BisectRequest) -> JobRunner:
@@ -23,10 +26,23 @@ def open_runner(work: Path, request: BisectRequest) -> JobRunner:
     local = Runner(work, request.time_limit)
     target = work / "target"
     if request.runner:
-        return RoutedRunner(local, CommandRunner(target, request.time_limit, parse_command(request.runner)))
+        return RoutedRunner(local, _elsewhere(target, request))
     if request.python:
         return RoutedRunner(local, Runner(target, request.time_limit, worker_command(request.python)))
     return local
+
+
+def _elsewhere(work: Path, request: BisectRequest) -> JobRunner:
+    """Raises: UsageError: The runner cannot be read as a command, or names ssh and no host."""
+    command = parse_command(request.runner)
+    if not _is_ssh(command):
+        return CommandRunner(work, request.time_limit, command)
+    ssh, destination = parse_ssh(command[:-2])
+    return SshRunner(work, request.time_limit, ssh, destination, request.runner_python)
+
+
+def _is_ssh(command: Sequence[str]) -> bool:
+    return Path(command[0]).name == "ssh" and tuple(command[-2:]) == (REQUEST, RESPONSE)
 
 
 def check(request: BisectRequest) -> None:
@@ -41,11 +57,14 @@ def check(request: BisectRequest) -> None:
         raise UsageError("A runner and another interpreter are two places.", hint="Name one of them.")
     if request.no_gpu:
         raise UsageError("--no-gpu leaves nothing for --runner to run.", hint="Leave one of them out.")
-    parse_command(request.runner)
+    command = parse_command(request.runner)
+    if _is_ssh(command):
+        parse_ssh(command[:-2])
 
 
 def device_name(request: BisectRequest) -> str | None:
     """Returns what reports call the place of the GPU jobs: empty if it names itself, None if it is where all runs."""
     if request.runner:
-        return ""
+        command = parse_command(request.runner)
+        return host_of(parse_ssh(command[:-2])[1]) if _is_ssh(command) else ""
     return "this machine, another environment" if request.python else None

@@ -109,12 +109,10 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def disk_full(place: Path | str) -> RunnerError:
-    """The error for a disk without room."""
-    return RunnerError(
-        f"The disk that holds {place} is full.",
-        hint="Free some space, or put the run folder elsewhere with --out DIR.",
-    )
+def disk_full(place: Path | str, *, there: bool = False) -> RunnerError:
+    """The error for a disk without room, here or on another machine."""
+    elsewhere = "set TMPDIR for its logins" if there else "put the run folder elsewhere with --out DIR"
+    return RunnerError(f"The disk that holds {place} is full.", hint=f"Free some space, or {elsewhere}.")
 
 
 def unwritable(folder: Path, error: OSError) -> RunnerError:

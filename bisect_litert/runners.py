@@ -23,7 +23,7 @@ from bisect_litert.worker_process import Link, WorkerProcess
 
 __all__ = ["Job", "JobResult", "Runner", "worker_command"]
 
-_WORKER_FILE = Path(__file__).with_name("worker.py")
+WORKER_FILE = Path(__file__).with_name("worker.py")
 _WORKER_DISK_FULL = 74  # worker.EXIT_DISK_FULL; the worker is a file to start, not a module to import
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 _POLL_SECONDS = 0.05
@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.05
 
 def worker_command(python: str) -> tuple[str, ...]:
     """Returns how to start our worker with an interpreter, without the final `--serve`."""
-    return (python, str(_WORKER_FILE))
+    return (python, str(WORKER_FILE))
 
 
 class Runner:
@@ -146,23 +146,30 @@ class Runner:
         child = self._child
         assert child is not None
         timed_out = False
-        alive = child.send(request, response)
-        if alive:
-            alive, timed_out = self._wait(child, jobs, response, on_done)
+        try:
+            alive = child.send(request, response)
+            if alive:
+                alive, timed_out = self._wait(child, jobs, response, on_done)
+        except RunnerError as error:  # the machine cannot be reached any more
+            self._kill()
+            kept = {job.id: read_result(job, response / job.id) for job in jobs if _answered(job, response)}
+            if not kept:
+                raise
+            return kept | {job.id: JobResult(job.id, NOT_RUN, error.message) for job in jobs if job.id not in kept}
         if not alive:
             self._kill()
         results: dict[str, JobResult] = {}
         for job in jobs:
             folder = response / job.id
             log = folder / "stderr.log"
-            if (folder / "response.json").exists():
+            if _answered(job, response):
                 results[job.id] = read_result(job, folder)
                 self._answered = True
                 continue
             if alive:
                 status, detail = FAILED, "the worker gave no answer for this job"
             elif child.code == _WORKER_DISK_FULL:
-                raise disk_full(child.where or self.work_dir)
+                raise disk_full(child.where or self.work_dir, there=bool(child.where))
             elif (folder / "started").exists() or (not child.streams and self._answered and len(jobs) == 1):
                 status, detail = CRASHED, child.how_it_ended()
                 if timed_out:
@@ -209,3 +216,7 @@ class Runner:
             hint="Check that ai-edge-litert imports: python -c 'import ai_edge_litert.compiled_model'.",
             detail="\n".join(lines[-20:]),
         )
+
+
+def _answered(job: Job, response: Path) -> bool:
+    return (response / job.id / "response.json").exists()

@@ -26,10 +26,12 @@ class Link(Protocol):
     """What it says on stderr; may not exist."""
     streams: bool
     """Whether answers appear job by job. Where they come all at once, a job has as long as all of them together."""
-    activity: int
-    """Grows while something is on its way, which is then no time of the job's own."""
     where: str
-    """The machine, for messages; empty for this one."""
+    """The folder and machine it works in, for messages; empty for this one."""
+
+    @property
+    def activity(self) -> int:
+        """Grows while something is on its way, which is then no time of the job's own."""
 
     @property
     def code(self) -> int | None:

@@ -38,7 +38,7 @@ def test_folders_are_the_last_arguments_or_stand_where_they_are_named() -> None:
 
 @pytest.mark.parametrize("folders", ["", " {request} {response}"])
 def test_our_own_worker_is_a_command(tmp_path: Path, folders: str) -> None:
-    command = parse_command(f"{sys.executable} {runners._WORKER_FILE}{folders}")
+    command = parse_command(f"{sys.executable} {runners.WORKER_FILE}{folders}")
     with CommandRunner(tmp_path, 60, command) as runner:
         first = runner.run([job("cpu", "cpu"), job("all", "interpreter")])
         again = runner.run([job("cpu", "cpu")])

@@ -159,11 +159,11 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_real_worker_says_that_the_disk_is_full(tmp_path: Path) -> None:
     # A limit on the size of files stands in for the disk. 8 blocks of 512 or 1024 bytes.
-    command = ("sh", "-c", f"ulimit -f 8; exec {sys.executable} {runners._WORKER_FILE} --serve")
+    command = ("sh", "-c", f"ulimit -f 8; exec {sys.executable} {runners.WORKER_FILE} --serve")
     big = Job("big", DATA / "mlp.tflite", "interpreter", {"args_0": X}, tensors="all")
     with Runner(tmp_path / "small", command=command) as runner:
         assert runner.run([big])["big"].ok
-    no_room = ("sh", "-c", f"ulimit -f 0; exec {sys.executable} {runners._WORKER_FILE} --serve")
+    no_room = ("sh", "-c", f"ulimit -f 0; exec {sys.executable} {runners.WORKER_FILE} --serve")
     with pytest.raises(RunnerError, match="is full"), Runner(tmp_path / "none", command=no_room) as runner:
         runner.run([big])
 

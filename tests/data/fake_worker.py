@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 
-def answer(folder: Path, **changes: object) -> None:
-    array = np.full(3, float(os.getpid()), np.float64)
+def answer(folder: Path, array: np.ndarray | None = None, **changes: object) -> None:
+    array = np.full(3, float(os.getpid()), np.float64) if array is None else array
     np.save(folder / "out_000.npy", array)
-    entry = {"file": f"{folder.name}/out_000.npy", "shape": [3], "dtype": "float64", "unwritten": 1}
+    entry = {"file": f"{folder.name}/out_000.npy", "shape": list(array.shape), "dtype": "float64", "unwritten": 1}
     text = {"status": "ok", "error": "", "outputs": {"y": entry}, "tensors": {}, "seconds": {"compile": 1, "run": 2},
             "fell_back": False, "refused_alone": "", "fully_accelerated": True, "log": "", **changes}  # fmt: skip
     (folder / "response.json").write_text(json.dumps(text))
@@ -34,6 +34,8 @@ def run(name: str, folder: Path) -> None:
     elif behaviour == "slow":
         time.sleep(0.6)
         answer(folder)
+    elif behaviour == "big":
+        answer(folder, np.random.default_rng(0).random(1 << 20))  # 8 MiB that no compression makes smaller
     elif behaviour == "segv":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif behaviour == "abort":
