@@ -47,6 +47,8 @@ class SshHost:
         """Grows with everything that comes through."""
         self.cuts = 0
         """Connections that broke since anything came through."""
+        self.connections = 0
+        """Connections so far. The worker of an earlier one has ended with it, so its request has to be run again."""
         self.session = ""
         self._ssh, self._destination, self._python, self._worker = tuple(ssh), destination, python, worker
         self._log, self._keep = log, keep
@@ -89,9 +91,11 @@ class SshHost:
             channel.drop()
             raise
         self._channel, self.session = channel, str(frame.head["session"])
+        self.connections += 1
         self._events.clear()
         if frame.head["lacking"]:
             lacking = " and ".join(frame.head["lacking"])
+            self.close()
             raise RunnerError(
                 f"{self._python} on {self.name} (Python {frame.head['python']}) lacks {lacking}.",
                 hint=f"Install them there: {self._python} -m pip install numpy ai-edge-litert; or name another Python "
@@ -233,8 +237,7 @@ class SshHost:
         """Returns what the worker there did next, or None when it did nothing in that time.
 
         Raises:
-            ChannelLost: The connection broke; it is there again, and the request has to be started again.
-            RunnerError: It cannot be made again.
+            RunnerError: The connection broke and cannot be made again.
         """
         if not self._events:
             self.connect()
@@ -243,7 +246,7 @@ class SshHost:
                 frame = self._channel.receive(seconds)
             except ChannelLost as lost:
                 self._reconnect(lost)
-                raise
+                return None
             if frame is None or "event" not in frame.head:
                 return None
             self._events.append(frame.head)

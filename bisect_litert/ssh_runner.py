@@ -10,7 +10,6 @@ from typing import Any
 from bisect_litert.errors import RunnerError
 from bisect_litert.jobs import read_text
 from bisect_litert.runners import WORKER_FILE, Runner
-from bisect_litert.ssh_channel import ChannelLost
 from bisect_litert.ssh_host import KEEP_SECONDS, SshHost
 from bisect_litert.worker_process import Link, exit_detail
 
@@ -83,7 +82,7 @@ class _SshLink:
         self.code: int | None = None
         self._request, self._response = Path(), Path()
         self._started: list[str] = []
-        self._cut = ""
+        self._connection = 0
 
     @property
     def activity(self) -> int:
@@ -91,19 +90,18 @@ class _SshLink:
 
     def send(self, request: Path, response: Path) -> bool:
         self._request, self._response, self._started = request, response, []
-        self._host.run(request)
+        self._run()
         return True
 
+    def _run(self) -> None:
+        self._host.run(self._request)
+        self._connection = self._host.connections
+
     def wait(self, seconds: float) -> str:
-        try:
-            event = self._host.event(seconds)
-            if event is None or event["request"] != self._request.name:
-                return ""
-            return self._see(event)
-        except ChannelLost:
-            # What was under way there ended with the connection; what is not answered yet starts again.
-            self._host.run(self._request)
-            return ""
+        if self._connection != self._host.connections:
+            self._run()  # what was under way ended with the connection; what is not answered yet starts again
+        event = self._host.event(seconds)
+        return self._see(event) if event is not None and event["request"] == self._request.name else ""
 
     def _see(self, event: Mapping[str, Any]) -> str:
         kind = event["event"]

@@ -275,6 +275,7 @@ def test_a_download_that_is_cut_goes_on_where_it_stopped(tmp_path: Path, sshd: L
     assert {result.status for result in results.values()} == {"ok"}
     np.testing.assert_array_equal(results["big"].outputs["y"], np.random.default_rng(0).random(1 << 20))
     assert wire.connections == 3
+    assert len(list((tmp_path / "far" / "requests").glob("0*"))) == 1  # nothing was asked for again
     assert passed < 10 << 20  # 8 MiB, and a part of a buffer lost at each cut
 
 

@@ -19,7 +19,8 @@ def answer(folder: Path, array: np.ndarray | None = None, **changes: object) -> 
     entry = {"file": f"{folder.name}/out_000.npy", "shape": list(array.shape), "dtype": "float64", "unwritten": 1}
     text = {"status": "ok", "error": "", "outputs": {"y": entry}, "tensors": {}, "seconds": {"compile": 1, "run": 2},
             "fell_back": False, "refused_alone": "", "fully_accelerated": True, "log": "", **changes}  # fmt: skip
-    (folder / "response.json").write_text(json.dumps(text))
+    (folder / "partial").write_text(json.dumps(text))
+    (folder / "partial").replace(folder / "response.json")  # there whole or not at all, as the real one does it
 
 
 def run(name: str, folder: Path) -> None:
