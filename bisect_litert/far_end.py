@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +38,7 @@ PIECE = 1 << 18
 _STALE_SECONDS = 2 * 86400.0
 _TICK = 0.05
 _TAIL = 4000
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Gone(Exception):
@@ -82,7 +84,7 @@ class FarEnd:
                 except OSError as error:
                     if isinstance(error, BrokenPipeError):
                         raise
-                    self._say({"re": head["op"], "error": f"{error.strerror or error}", "full": _is_full(error)})
+                    self._say({"re": head["op"], "error": f"{error.strerror or error}", "full": error.errno in _FULL})
                     continue
                 if leave:
                     return
@@ -108,8 +110,7 @@ class FarEnd:
         self._inbox.put(("closed", None, b""))
 
     def _say(self, head: dict[str, Any], body: bytes = b"") -> None:
-        if body:
-            head["n"] = len(body)
+        head = {**head, "n": len(body)} if body else head
         self._sink.write(json.dumps(head).encode() + b"\n" + body)
         self._sink.flush()
 
@@ -133,8 +134,6 @@ class FarEnd:
     # -- the session ---------------------------------------------------------------------------------------------------
 
     def _do_hello(self, head: dict[str, Any]) -> dict[str, Any]:
-        from importlib import metadata, util
-
         self._token, self._keep = head["token"], head["keep"]
         _remove_stale()
         before = Path(head["session"]) if head["session"] else None
@@ -150,13 +149,9 @@ class FarEnd:
                 break
             except OSError:
                 time.sleep(_TICK)
-        lacking = [name for name in ("numpy", "ai_edge_litert") if util.find_spec(name) is None]
-        found = {}
-        for package in ("numpy", "ai-edge-litert"):
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                found[package] = metadata.version(package)
+        lacking = [name for name in ("numpy", "ai_edge_litert") if find_spec(name) is None]
         python = ".".join(map(str, sys.version_info[:3]))
-        return {"session": str(self._session), "python": python, "lacking": lacking, "versions": found}
+        return {"session": str(self._session), "python": python, "lacking": lacking}
 
     def _owned(self) -> bool:
         try:
@@ -166,15 +161,13 @@ class FarEnd:
 
     def _wait_for_successor(self) -> None:
         """Keeps the session for whoever connects again, and removes it when nobody does."""
-        if not self._token:
-            return
         for stream in (0, 1, 2):  # nothing may keep the connection's channel open
             with contextlib.suppress(OSError):
                 os.close(stream)
         if self._lock:
             self._lock.close()
         until = time.monotonic() + self._keep
-        while self._owned():
+        while self._token and self._owned():
             if time.monotonic() > until:
                 shutil.rmtree(self._session, ignore_errors=True)
                 return
@@ -225,19 +218,16 @@ class FarEnd:
         folder = self._session / "requests" / head["request"] / "response" / head["job"]
         for name, at in head["files"]:
             whole = hashlib.sha256()
-            try:
-                with (folder / Path(name).name).open("rb") as file:
-                    while file.tell() < at:
-                        whole.update(file.read(min(PIECE, at - file.tell())))
-                    while True:
-                        piece = file.read(PIECE)
-                        if not piece:
-                            break
-                        whole.update(piece)
-                        self._say({"re": "get", "file": name}, zlib.compress(piece, 1))
-            except FileNotFoundError:
+            path = folder / Path(name).name
+            if not path.is_file():
                 self._say({"re": "get", "file": name, "absent": True})
                 continue
+            with path.open("rb") as file:
+                while file.tell() < at:
+                    whole.update(file.read(min(PIECE, at - file.tell())))
+                for piece in iter(lambda: file.read(PIECE), b""):
+                    whole.update(piece)
+                    self._say({"re": "get", "file": name}, zlib.compress(piece, 1))
             self._say({"re": "get", "file": name, "end": whole.hexdigest()})
 
     # -- the worker ----------------------------------------------------------------------------------------------------
@@ -272,12 +262,11 @@ class FarEnd:
 
     def _do_end(self, _: dict[str, Any]) -> None:
         """Lets the worker end by itself, which lets the driver write its shader cache."""
-        worker, self._worker = self._worker, None
-        if worker:
-            worker.stdin.close()
+        if self._worker:
+            self._worker.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(5)
-            _kill(worker)
+                self._worker.wait(5)
+        self._stop_worker()
 
     def _start_worker(self, script: Path) -> None:
         self._workers += 1
@@ -325,13 +314,9 @@ class FarEnd:
     def _stop_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker:
-            _kill(worker)
-
-
-def _kill(worker: Any) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
 
 
 def _digest(path: Path) -> str:
@@ -340,10 +325,6 @@ def _digest(path: Path) -> str:
         for piece in iter(lambda: file.read(PIECE), b""):
             whole.update(piece)
     return whole.hexdigest()
-
-
-def _is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _remove_stale() -> None:
