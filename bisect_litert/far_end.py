@@ -88,7 +88,7 @@ class FarEnd:
                     continue
                 if leave:
                     return
-        except (Gone, BrokenPipeError):
+        except (Gone, KeyboardInterrupt, BrokenPipeError):
             self._stop_worker()
             self._wait_for_successor()
         finally:
@@ -335,17 +335,13 @@ def _remove_stale() -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _leave(*_: object) -> None:
-    raise Gone
-
-
 def main() -> None:
     """Greets, so that the other side can tell this from what a login script prints, and serves."""
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGHUP, _leave)
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(end, signal.default_int_handler)
     sys.stdout.buffer.write(f"\n{GREETING}\n".encode())
     sys.stdout.buffer.flush()
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(Gone, KeyboardInterrupt):
         FarEnd(sys.stdin.buffer, sys.stdout.buffer).serve()
     os._exit(0)  # a thread may still be reading stdin, which an ordinary exit would wait for
 
