@@ -7,7 +7,6 @@ from torch alone.
 from __future__ import annotations
 
 import contextlib
-import copy
 import linecache
 import logging
 import re
@@ -105,12 +104,6 @@ class ExportedModel:
         first: dict[int, str] = {}
         named = list(module.named_modules(remove_duplicate=False))
         self._first_path = {path: first.setdefault(id(part), path) for path, part in named}
-
-    def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedModel:
-        """Returns the same operators with other inputs of the same form."""
-        other = copy.copy(self)
-        other._args, other._kwargs = eager.copy_inputs((tuple(args), dict(kwargs)))
-        return other
 
     def nodes(self) -> tuple[Node, ...]:
         """Returns the operators in execution order."""

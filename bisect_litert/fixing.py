@@ -23,7 +23,7 @@ from bisect_litert.bisection import bisect_loaded
 from bisect_litert.errors import BisectError
 from bisect_litert.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.preparation import LoadedModel
-from bisect_litert.record import Cause, Culprit, RunName, RunRecord
+from bisect_litert.record import Cause, Culprit, Mark, RunName, RunRecord
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -213,12 +213,13 @@ class _Fixing:
     def _closed(self, case: _Case) -> CulpritFix:
         culprit = case.culprit
         error, ratio = block_errors(case.before, culprit.block)
-        still = [c for c in self.last.culprits if c.block == culprit.block and _key(c) == _key(culprit)]
-        fixed = case.fixed and not still
+        left = [c for c in self.last.culprits if c.block == culprit.block]
+        fixed = case.fixed and not left and right_in(self.last, culprit.block)
         tried = [a for a in case.attempts if a.reached is not Reached.NO_FIT]
         why = ""
         if not fixed:
-            why = tried[-1].detail if tried else "; ".join(dict.fromkeys(a.detail for a in case.attempts))
+            why = left[0].evidence[0] if case.fixed and left and left[0].evidence else ""
+            why = why or tried[-1].detail if tried else "; ".join(dict.fromkeys(a.detail for a in case.attempts))
             why = why or f"no rewrite is known for {culprit.cause} here"
         return CulpritFix(
             block=culprit.block,
@@ -287,6 +288,14 @@ def block_errors(record: RunRecord, block: str) -> tuple[float, float]:
     if local is None or not local.finite_agreement:
         return nan, row.ratio
     return local.relative_l2, row.ratio
+
+
+def right_in(record: RunRecord, block: str) -> bool:
+    """Whether a block was measured and is no culprit; where it is gone, whether the model as a whole is right."""
+    row = next((b for b in record.blocks if b.name == block), None)
+    if row is None or row.mark is Mark.UNKNOWN:
+        return not record.verdict.diverged
+    return row.mark is not Mark.CULPRIT
 
 
 def output_error(record: RunRecord) -> float:

@@ -16,13 +16,18 @@ from torch import nn
 
 
 def adopt(new: nn.Module, original: nn.Module) -> None:
-    """Gives a new module the parameters, buffers and submodules of the original, under their names."""
+    """Gives a new module all that the original is and has but its forward: parameters, buffers and submodules under
+    their names, attributes, methods, and its place in isinstance."""
     for name, parameter in original._parameters.items():
         new.register_parameter(name, parameter)
     for name, buffer in original._buffers.items():
         new.register_buffer(name, buffer, persistent=name not in original._non_persistent_buffers_set)
     for name, child in original._modules.items():
         new.add_module(name, child)
+    for name, value in vars(original).items():
+        if name not in vars(new):
+            vars(new)[name] = value
+    new.__class__ = type(type(new).__name__, (type(new), type(original)), {})
 
 
 def replace_module(model: nn.Module, path: str, new: nn.Module) -> nn.Module:

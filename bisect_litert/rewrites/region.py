@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bisect_litert import eager, structure
+from bisect_litert import eager
 from bisect_litert.errors import BisectError
 from bisect_litert.exported import ExportedModel
 from bisect_litert.record import Cause
@@ -29,22 +28,6 @@ class Call:
         """Whether both calls have inputs of the same kinds, shapes and dtypes, so that one exported graph serves
         both."""
         return bool(_form((self.args, self.kwargs)) == _form((other.args, other.kwargs)))
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The magnitudes of one value over all calls."""
-
-    peak: float
-    """Largest finite |value|; 0 when all are zero."""
-    low: float
-    """Smallest |value| above 0; inf when there is none."""
-    total: float
-    """Largest sum of magnitudes that the operator adds up to make one element; 0 when it sums nothing."""
-
-    def joined(self, other: Range) -> Range:
-        """Returns the range of both."""
-        return Range(max(self.peak, other.peak), min(self.low, other.low), max(self.total, other.total))
 
 
 @dataclass(frozen=True)
@@ -86,41 +69,13 @@ class Region:
         if not all(self.calls[0].same_form(call) for call in self.calls[1:]):
             raise CannotRewrite(f"{self.path} is called with inputs of different shapes")
         try:
-            return ExportedModel(self.module, self.calls[0].args, self.calls[0].kwargs, decompose=False)
+            exported = ExportedModel(self.module, self.calls[0].args, self.calls[0].kwargs, decompose=False)
         except BisectError as error:
             raise CannotRewrite(error.message.rstrip(".")) from error
-
-    @cached_property
-    def ranges(self) -> dict[str, Range]:
-        """Magnitudes of every float value by node name, inputs of the module included, over all calls."""
-        found: dict[str, Range] = {}
-        for call in self.calls:
-            for name, measured in self._ranges_of(call).items():
-                found[name] = found[name].joined(measured) if name in found else measured
-        return found
-
-    def _ranges_of(self, call: Call) -> dict[str, Range]:
-        exported = self.exported.on(call.args, call.kwargs)
-        found = {name: range_of(value) for name, value in exported.inputs().items()}
-
-        def see(node: Any, result: Any, args: Any, kwargs: Any) -> None:
-            for name, value in _named(node.name, result):
-                found[name] = range_of(value, total=_total(node.target, value, args, kwargs))
-
-        exported.walk(see)
-        return found
-
-
-def range_of(value: torch.Tensor, total: float = 0.0) -> Range:
-    """Measures a float tensor; what is not finite counts neither as peak nor as low."""
-    import torch
-
-    sizes = value.detach().abs()
-    sizes = sizes[torch.isfinite(sizes)]
-    above = sizes[sizes > 0]
-    if not above.numel():
-        return Range(0.0, math.inf, total)
-    return Range(float(above.max()), float(above.min()), total)
+        exported.program = exported.program.run_decompositions({})  # nothing taken apart, nothing in place
+        if any(s.kind.name != "USER_OUTPUT" for s in exported.program.graph_signature.output_specs):
+            raise CannotRewrite(f"{self.path or 'the model'} changes its own buffers")
+        return exported
 
 
 def capture(
@@ -149,27 +104,3 @@ def _form(value: Any) -> Any:
     leaves, spec = pytree.tree_flatten(value)
     described = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
     return described, spec
-
-
-def _named(name: str, result: Any) -> list[tuple[str, torch.Tensor]]:
-    """A node's float tensors; those of a node that returns several as "name[0]"."""
-    return [(name + label, t) for label, t in structure.leaves(result) if t.is_floating_point() and t.numel()]
-
-
-def _total(target: str, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """The largest sum of magnitudes behind one element of a sum, mean or product of matrices."""
-    import torch
-
-    name = target.removeprefix("aten.").partition(".")[0]
-    try:
-        if name in ("sum", "mean", "cumsum"):
-            mean = name == "mean"
-            sums = getattr(torch, "sum" if mean else name)(args[0].abs(), *args[1:], **kwargs)
-            return float(sums.max())
-        if name in ("linear", "matmul", "bmm", "mm", "conv1d", "conv2d", "conv3d", "addmm", "baddbmm"):
-            bare = [abs(a) if isinstance(a, torch.Tensor) else a for a in args]
-            function = getattr(torch.nn.functional, name, None) or getattr(torch, name)
-            return float(function(*bare, **kwargs).max())
-    except (RuntimeError, TypeError, ValueError):
-        pass
-    return 0.0
