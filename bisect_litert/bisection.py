@@ -155,7 +155,7 @@ class _Bisection:
         try:
             with machines.open_runner(work, self.request) as runner:
                 runner.warm_up()
-                self._work(Workplace(runner, work, self.folder / "logs", self._stage))
+                self._work(Workplace(runner, work, self.folder / "logs", self._stage, self._note))
         except KeyboardInterrupt:
             decided = "the culprits found by then are listed" if self.known.found.culprits else "nothing was decided"
             self.known.verdict = Verdict(
@@ -176,6 +176,11 @@ class _Bisection:
     def _stage(self, name: str) -> _Stage:
         self.known.last_stage = name
         return _Stage(self.tell, name)
+
+    def _note(self, name: str, seconds: float, detail: str) -> None:
+        self.known.add_run(name, seconds, detail=detail)
+        if detail:
+            self.tell(Progress(name, state="info", detail=detail))
 
     def _work(self, place: Workplace) -> None:
         plain = self.known.plain = self.subject.graph(place)

@@ -35,6 +35,8 @@ class BisectRequest:
     strict: bool = DEFAULTS.strict
     ratio_limit: float = DEFAULTS.ratio_limit
     output_limit: float = DEFAULTS.output_limit
+    cache: bool = True
+    """Take a conversion of the same program from the user's cache folder, and keep new ones there."""
     no_gpu: bool = False
     """Judge the emulated run even where a GPU is found."""
     fp32: bool = False

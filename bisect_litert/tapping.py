@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bisect_litert.conversion import convert
 from bisect_litert.emulation import SPLIT_LIMIT
 from bisect_litert.errors import BisectError
 from bisect_litert.graph import Graph
@@ -125,13 +123,7 @@ def missing(taps: Sequence[Tap]) -> list[str]:
 
 
 def reexport(
-    wrap: Callable[[Sequence[str]], Any],
-    keys: Sequence[str],
-    outputs: Sequence[str],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    path: Path,
-    log: Path,
+    wrap: Callable[[Sequence[str]], Any], keys: Sequence[str], outputs: Sequence[str], convert: Callable[[Any], Graph]
 ) -> tuple[Graph, dict[str, int], dict[str, str]] | None:
     """Converts the model again with taps added in PyTorch.
 
@@ -140,7 +132,7 @@ def reexport(
         own; None when the tapped model does not convert.
     """
     try:
-        graph = convert(wrap(keys), args, kwargs, path, log)
+        graph = convert(wrap(keys))
     except BisectError:
         return None
     ports = graph.outputs

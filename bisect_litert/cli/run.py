@@ -33,6 +33,7 @@ AT_LEAST_1 = click.FloatRange(min=1)
 @click.option(
     "--tap-memory", metavar="MB", type=AT_LEAST_1, default=1024, help="Taps one run may return.  [default: 1024]"
 )
+@click.option("--no-cache", is_flag=True, help="Convert even what was converted before.")
 @click.option("--strict", is_flag=True, help="Let refused ops count as a divergence.")
 @click.option(
     "--ratio-limit",
@@ -58,6 +59,7 @@ def run(
     as_json: bool,
     then_view: bool,
     tap_memory: float,
+    no_cache: bool,
     quiet: bool,
     verbose: bool,
     **options: Any,
@@ -78,7 +80,7 @@ def run(
         check_terminal()  # before minutes of work, not after
     folder = run_folder.plan(out, run_folder.label_of(model))
     run_folder.check(folder, options["force"])
-    request = BisectRequest(model=model, out=folder, tap_memory=int(tap_memory * 2**20), **options)
+    request = BisectRequest(model=model, out=folder, tap_memory=int(tap_memory * 2**20), cache=not no_cache, **options)
     form = "json" if as_json else "text"
     interrupted = False
     if predict:

@@ -31,6 +31,8 @@ class Workplace:
     logs: Path
     """In the run folder."""
     stage: Stage
+    note: Callable[[str, float, str], None]
+    """Notes for the record what was done beside jobs: name, seconds, and what there is to say."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from bisect_litert import blocks as block_stage
 from bisect_litert import tapping
-from bisect_litert.conversion import convert, input_names
+from bisect_litert.conversion import input_names
 from bisect_litert.errors import ConversionError, UnfitReferenceError
 from bisect_litert.evaluation import float_outputs
 from bisect_litert.exported import ExportedModel
@@ -19,6 +20,7 @@ from bisect_litert.record import InputInfo
 from bisect_litert.reference import Forward, TorchReference, tapped_module
 from bisect_litert.request import BisectRequest
 from bisect_litert.sources import Sources
+from bisect_litert.stored_conversion import Converter
 from bisect_litert.subjects import Located, Stage, Workplace
 from bisect_litert.subjects.whole_run import run_whole
 
@@ -50,6 +52,7 @@ class TorchSubject:
     def __init__(self, loaded: LoadedModel, request: BisectRequest) -> None:
         self.loaded, self.request = loaded, request
         self.label, self.notes = loaded.label, loaded.notes
+        self._converter = Converter.of_user(request.cache)
 
     def describe_inputs(self) -> list[InputInfo]:
         """Returns name, shape and range of every input tensor."""
@@ -79,12 +82,16 @@ class TorchSubject:
         return truth
 
     def graph(self, place: Workplace) -> Graph:
-        """Converts the model."""
-        loaded = self.loaded
+        """Converts the model, or takes the conversion of the same program from the cache."""
         with place.stage("convert"):
-            return convert(
-                loaded.module, loaded.args, loaded.kwargs, place.folder / "model.tflite", place.logs / "convert.log"
-            )
+            return self._convert(self.loaded.module, place, "model.tflite", "convert")
+
+    def _convert(self, module: Any, place: Workplace, file: str, name: str) -> Graph:
+        made = self._converter.convert(
+            module, self.loaded.args, self.loaded.kwargs, place.folder / file, place.logs / f"{name}.log"
+        )
+        place.note(name, made.seconds, "from the cache" if made.stored else "")
+        return made.graph
 
     def feed(self, graph: Graph) -> dict[str, np.ndarray]:
         """Returns the inputs by signature name."""
@@ -147,10 +154,7 @@ class TorchSubject:
                 lambda keys: tapped_module(self._torch, keys),
                 absent,
                 labels,
-                self.loaded.args,
-                self.loaded.kwargs,
-                place.folder / "tapped.tflite",
-                place.logs / "reexport.log",
+                lambda module: self._convert(module, place, "tapped.tflite", "reexport"),
             )
             if again is None:
                 some = ", ".join(absent[:5])

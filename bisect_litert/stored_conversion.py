@@ -1,0 +1,99 @@
+"""Converts a model, or finds the conversion of the very same program in the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bisect_litert.conversion import convert, quiet
+from bisect_litert.conversion_key import conversion_key
+from bisect_litert.graph import Graph
+from bisect_litert.store import Store, user_store
+
+if TYPE_CHECKING:
+    import torch
+
+FOLDER = "conversions"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A converted model."""
+
+    graph: Graph
+    seconds: float
+    stored: bool
+    """Whether it was found in the store."""
+
+
+class Converter:
+    """Converts modules.
+
+    Args:
+        store: Where earlier conversions are and new ones go; None to convert always and keep nothing.
+    """
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+
+    @classmethod
+    def of_user(cls, cache: bool) -> Converter:
+        """Returns one with the user's own store, or none."""
+        return cls(user_store(FOLDER) if cache else None)
+
+    def convert(
+        self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path, log: Path
+    ) -> Conversion:
+        """Converts a module, as `conversion.convert` does.
+
+        Raises:
+            ConversionError: The converter refused the model.
+        """
+        started, store = time.monotonic(), self._store
+        if store is None:
+            return Conversion(convert(module, args, kwargs, path, log), time.monotonic() - started, stored=False)
+        with quiet(log):
+            program = _exported(module, tuple(args), dict(kwargs))
+        key = conversion_key(program) if program is not None else None
+        if key is not None and store.get(key, path):
+            return Conversion(Graph.read(path), time.monotonic() - started, stored=True)
+        with _handed_over(module, program):
+            graph = convert(module, args, kwargs, path, log)
+        if key is not None:
+            store.put(key, path)
+        return Conversion(graph, time.monotonic() - started, stored=False)
+
+
+def _exported(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram | None:
+    """Exports a module as litert-torch does; None when that fails, which the converter says better."""
+    import torch
+
+    try:
+        return torch.export.export(module, args=args, kwargs=kwargs, strict=False)
+    except Exception:
+        return None
+
+
+@contextmanager
+def _handed_over(module: Any, program: torch.export.ExportedProgram | None) -> Iterator[None]:
+    """Gives litert-torch the program that was exported for the key when it asks torch for just that.
+
+    It exports as its first step, which takes a tenth of a conversion, and has no argument for a program.
+    """
+    import torch
+
+    original, ready = torch.export.export, [program] if program is not None else []
+
+    def export(mod: Any, *args: Any, **options: Any) -> Any:
+        same = mod is module and not args and not options.get("strict") and options.get("dynamic_shapes") is None
+        return ready.pop() if same and ready else original(mod, *args, **options)  # popped: what follows changes it
+
+    torch.export.export = export
+    try:
+        yield
+    finally:
+        torch.export.export = original
