@@ -1,6 +1,6 @@
 """Runs a folder of planted faults through bisect-litert and counts what it gets right (README.md beside this file).
 
-    python benchmarks/zoo.py DIR [--jobs N] [--only GLOB] [--limit SECONDS] [--json FILE] [--keep DIR]
+    python benchmarks/zoo.py DIR [--jobs N] [--only GLOB] [--limit SECONDS] [--split] [--json FILE] [--keep DIR]
 
 DIR holds zoo.py, whose `load(name)` returns (module, inputs), and cases.json, which says for every name what is wanted.
 Cases run in N processes that take one after another, since importing torch and the converter costs seconds. A process
@@ -141,7 +141,7 @@ def load_zoo(folder: Path) -> ModuleType:
     return module
 
 
-def run_case(zoo: ModuleType, name: str, out: Path) -> Outcome:
+def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False) -> Outcome:
     """One case through the product's Python call."""
     import bisect_litert
     from bisect_litert.errors import BisectError
@@ -150,7 +150,8 @@ def run_case(zoo: ModuleType, name: str, out: Path) -> Outcome:
     shutil.rmtree(out, ignore_errors=True)  # of an earlier benchmark with the same --keep
     try:
         module, inputs = zoo.load(name)
-        record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out)
+        options: dict[str, Any] = {"switches": False} if split else {}
+        record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, **options)
     except BisectError as error:
         outcome = Outcome(exit_code=int(error.exit_code), sentence=error.message)
     except Exception as error:
@@ -167,7 +168,7 @@ def run_case(zoo: ModuleType, name: str, out: Path) -> Outcome:
     return replace(outcome, seconds=round(time.monotonic() - started, 2))
 
 
-def serve(connection: Connection, folder: Path, keep: Path, threads: int) -> None:
+def serve(connection: Connection, folder: Path, keep: Path, threads: int, split: bool) -> None:
     """A process of its own: takes names, gives outcomes, until it gets None. What is printed goes to keep/NAME.log."""
     os.setsid()  # so that a process it starts can be ended together with it
     # llvmpipe and torch would each take every core in every process.
@@ -182,7 +183,7 @@ def serve(connection: Connection, folder: Path, keep: Path, threads: int) -> Non
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        outcome = run_case(zoo, name, keep / name)
+        outcome = run_case(zoo, name, keep / name, split)
         sys.stdout.flush()
         sys.stderr.flush()
         connection.send(outcome)
@@ -253,7 +254,7 @@ def run_all(names: Sequence[str], cases: Mapping[str, Any], args: argparse.Names
         todo.put(name)
     jobs = max(1, min(args.jobs, len(names)))
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    slots = [Slot(todo, done, args.limit, args.folder, keep, threads) for _ in range(jobs)]
+    slots = [Slot(todo, done, args.limit, args.folder, keep, threads, args.split) for _ in range(jobs)]
     for slot in slots:
         slot.start()
     outcomes: dict[str, Outcome] = {}
@@ -310,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="GLOB", help="run the cases whose name matches")
     parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="time limit of one case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary and every result")
+    parser.add_argument("--split", action="store_true", help="as where the runtime has no switches: split the graph")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders and logs there")
     args = parser.parse_args(arguments)
     args.folder = args.folder.resolve()

@@ -259,6 +259,9 @@ class _Bisection:
             if self.known.found.culprits:
                 with self._stage("look inside"):
                     self._look_inside(case, controls)
+        elif choice.failure is None and controls is not None:
+            with self._stage("search without taps"):
+                settle_taps(self.known, controls)
         self.known.verdict = judge(self.known)
 
     def _look_inside(self, case: Investigation, controls: Controls | None) -> None:

@@ -63,6 +63,7 @@ class Evaluator:
         self._runner, self._folder, self._inputs = runner, folder, inputs
         self._taps, self._shapes, self._tame, self._on_job = tuple(taps), output_shapes, tame, on_job
         self._tap_memory, self._fp32 = tap_memory, fp32
+        self._apart: dict[int, int] = {}
         self._files = 0
         self.results: list[JobResult] = []
 
@@ -77,13 +78,10 @@ class Evaluator:
         Returns:
             Results by kind; a job that failed is a result with a status, never an exception.
         """
-        batches = self._batches(tapped)
-        if len(batches) > 1:
-            parts = [
-                self.run(only(tapped, batch), kinds, f"{suffix}-part{number}", env)
-                for number, batch in enumerate(batches, 1)
-            ]
-            return {kind: merge([part[kind] for part in parts], kind + suffix) for kind in kinds}
+        parts = self.parts(tapped)
+        if len(parts) > 1:
+            ran = [self.run(part, kinds, f"{suffix}-part{number}", env) for number, part in enumerate(parts, 1)]
+            return {kind: merge([results[kind] for results in ran], kind + suffix) for kind in kinds}
         jobs = []
         plain = self._write(tapped.graph)
         for kind in kinds:
@@ -107,18 +105,25 @@ class Evaluator:
         self.results.extend(results.values())
         return {kind: results[kind + suffix] for kind in kinds}
 
-    def _batches(self, tapped: TappedGraph) -> list[list[int]]:
-        """Taps in runs of at most the budget, in the graph's order; a single larger one runs alone."""
+    def parts(self, tapped: TappedGraph) -> list[TappedGraph]:
+        """Splits a tapped graph so that no run's taps exceed the budget, or do not run together; mostly into one.
+
+        Taps stay in the graph's order; a single one above the budget runs alone.
+        """
         batches: list[list[int]] = [[]]
         room = self._tap_memory
-        for t in sorted(tapped.names):
+        for t in sorted(tapped.names, key=lambda t: (self._apart.get(t, 0), t)):
             size = 4 * tapped.graph.tensors[t].size
-            if batches[-1] and size > room:
+            if batches[-1] and (size > room or self._apart.get(t, 0) != self._apart.get(batches[-1][-1], 0)):
                 batches.append([])
                 room = self._tap_memory
             batches[-1].append(t)
             room -= size
-        return batches
+        return [tapped] if len(batches) == 1 else [only(tapped, batch) for batch in batches]
+
+    def keep_apart(self, batches: Sequence[Sequence[int]]) -> None:
+        """From now on runs taps of different batches in different runs, since all together they do not run."""
+        self._apart = {t: number for number, batch in enumerate(batches, 1) for t in batch}
 
     def all_tensors(
         self, graph: Graph, name: str, feeds: Mapping[str, np.ndarray] = MappingProxyType({})

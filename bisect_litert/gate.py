@@ -6,6 +6,7 @@ cause a symptom the tensors themselves are exposed; what then still differs is s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from bisect_litert.readings import Forward, Values
 from bisect_litert.tapping import Tapping
 
 MAX_BATCHES = 16
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Choice:
     """Whether the untapped run gave the same bits twice; None when it was not run twice."""
     failure: JobResult | None = None
     """The untapped run, when it crashed, hung or failed."""
+    changed_by: tuple[str, ...] = ()
+    """Where the two do not agree: the blocks whose taps alone make the difference."""
 
 
 def choose_taps(
@@ -59,7 +63,9 @@ def choose_taps(
         limit: Relative L2 error from which an output counts as wrong.
     """
     untapped = evaluator.run(plain, [GPU], "-untapped")[GPU]
-    first = evaluator.run(copies, [GPU])[GPU]
+    bare = evaluator.values(untapped, plain) if untapped.ok else None
+    gate = _Gate(evaluator, bare, truth, limit)
+    first, agrees = gate.run(copies)
     results = [untapped, first]
     reason = placement.read(untapped.log_text + first.log_text, len(plain.graph.ops)).no_gpu_reason
     if not untapped.ok and not first.ok:
@@ -68,7 +74,6 @@ def choose_taps(
             why = reason or f"The GPU run failed: {untapped.detail}."
             return Choice(copies, {}, tuple(results), False, why)
         return Choice(copies, {}, tuple(results), True, failure=untapped)
-    bare = evaluator.values(untapped, plain) if untapped.ok else None
     repeats = None
     if untapped.ok:
         again = evaluator.run(plain, [GPU], "-again")[GPU]
@@ -79,16 +84,15 @@ def choose_taps(
         return replace(
             choice, trouble=f"The untapped graph {untapped.status} ({untapped.detail}); only tapped runs were seen."
         )
-    if first.ok and same_outputs(bare, evaluator.values(first, copies), truth, limit):
+    if agrees:
         return choice
     # The next rung: the tensors themselves, without copies.
     raw = tap_graph(tapped.graph, [t.tensor for t in tapped.taps if t.tensor >= 0], tapped.outputs, copies=False)
-    second = evaluator.run(raw, [GPU], "-raw")[GPU]
+    second, agrees = gate.run(raw, "-raw")
     results.append(second)
     choice = replace(choice, results=tuple(results))
-    if second.ok:
+    if agrees:
         raw = _without_aliased(raw, evaluator.values(second, raw), tapped)
-    if second.ok and same_outputs(bare, evaluator.values(second, raw), truth, limit):
         said = "cures or hides the fault" if first.ok else f"does not run ({first.status}: {first.detail})"
         return replace(
             choice,
@@ -98,26 +102,17 @@ def choose_taps(
             trouble=f"Copying the tapped tensors {said}; they are exposed themselves instead.",
         )
     if not first.ok:
-        merged = _in_batches(evaluator, copies, results)
-        if merged is not None:
-            return replace(
-                choice,
-                gpu={GPU: merged},
-                results=tuple(results),
-                trouble=f"All taps at once do not run ({first.status}: {first.detail}); they were taken in batches.",
-            )
-        return replace(
-            choice,
-            gpu={},
-            results=tuple(results),
-            rung="none",
-            agrees=False,
-            trouble=f"No tapped run worked: {first.status}: {first.detail}.",
-        )
+        return _batched(gate, tapped, copies, replace(choice, agrees=False), first)
+    changing = gate.changing(copies)
+    results += gate.results
+    blocks = tuple(dict.fromkeys(t.block for t in tapped.taps if t.tensor in changing))
     return replace(
         choice,
         agrees=False,
-        trouble="The model's outputs come out differently when blocks are tapped, through copies and directly alike.",
+        results=tuple(results),
+        trouble="The model's outputs come out differently when blocks are tapped, through copies and directly alike; "
+        f"{_named(blocks)} {'alone is' if len(blocks) == 1 else 'together are'} enough for it.",
+        changed_by=blocks,
     )
 
 
@@ -160,21 +155,85 @@ def same_outputs(bare: Values, seen: Values, truth: Forward, limit: float) -> bo
     return True
 
 
-def _in_batches(evaluator: Evaluator, graph: TappedGraph, results: list[JobResult]) -> JobResult | None:
-    """Halves the taps until batches run, and merges what they gave; GPU runs repeat, so batches are as good as one
-    run."""
-    taken: list[JobResult] = []
-    todo, runs = _halves(sorted(graph.names)), 0
-    while todo and runs < MAX_BATCHES:
-        batch = todo.pop(0)
-        runs += 1
-        result = evaluator.run(only(graph, batch), [GPU], f"-batch{runs}")[GPU]
-        results.append(result)
-        if result.ok:
-            taken.append(result)
-        elif len(batch) > 1:
-            todo[:0] = _halves(batch)
-    return merge(taken, GPU) if taken else None
+def _batched(gate: _Gate, tapped: Tapping, copies: TappedGraph, choice: Choice, first: JobResult) -> Choice:
+    """Halves the taps until the rest is known, and has the evaluator keep to those batches."""
+    taken, merged, agrees = gate.in_batches(copies)
+    results = (*choice.results, *gate.results)
+    how = f"{first.status}: {first.detail}"
+    if merged is None:
+        return replace(choice, gpu={}, results=results, rung="none", trouble=f"No tapped run worked: {how}.")
+    gate.evaluator.keep_apart(taken)
+    kept = [t for batch in taken for t in batch]
+    lost = tuple(dict.fromkeys(t.block for t in tapped.taps if t.tensor in copies.names and t.tensor not in kept))
+    said = f" With {_named(lost)} tapped it does not run at all." if lost else ""
+    return replace(
+        choice,
+        graph=only(copies, kept),
+        gpu={GPU: merged},
+        results=results,
+        agrees=agrees,
+        trouble=f"All taps at once do not run ({how}); they were taken in batches.{said}",
+    )
+
+
+class _Gate:
+    """Runs tapped graphs and holds each against the untapped run."""
+
+    def __init__(self, evaluator: Evaluator, bare: Values | None, truth: Forward, limit: float) -> None:
+        self.evaluator, self._bare, self._truth, self._limit = evaluator, bare, truth, limit
+        self.results: list[JobResult] = []
+        """Runs of some of the taps."""
+
+    def run(self, graph: TappedGraph, suffix: str = "") -> tuple[JobResult, bool]:
+        """Runs a tapped graph. Returns what came of it, and whether it shows the untapped run's outputs in every part
+        that it was split into."""
+        parts = self.evaluator.parts(graph)
+        names = [suffix] if len(parts) == 1 else [f"{suffix}-part{n}" for n, _ in enumerate(parts, 1)]
+        ran = [self.evaluator.run(part, [GPU], name)[GPU] for part, name in zip(parts, names, strict=True)]
+        return merge(ran, GPU + suffix), all(self._agrees(*pair) for pair in zip(ran, parts, strict=True))
+
+    def _agrees(self, result: JobResult, graph: TappedGraph) -> bool:
+        if not result.ok or self._bare is None:
+            return False
+        return same_outputs(self._bare, self.evaluator.values(result, graph), self._truth, self._limit)
+
+    def _some(self, graph: TappedGraph, taps: list[int]) -> tuple[JobResult, bool]:
+        result, agrees = self.run(only(graph, taps), f"-batch{len(self.results) + 1}")
+        self.results.append(result)
+        return result, agrees
+
+    def in_batches(self, graph: TappedGraph) -> tuple[list[list[int]], JobResult | None, bool]:
+        """Halves the taps until batches run; GPU runs repeat, so batches are as good as one run.
+
+        Returns:
+            The batches that ran, what they gave together, and whether all show the untapped run's outputs.
+        """
+        taken, ran, agree = [], [], True
+        todo = _halves(sorted(graph.names))
+        while todo and len(self.results) < MAX_BATCHES:
+            batch = todo.pop(0)
+            result, agrees = self._some(graph, batch)
+            if result.ok:
+                taken.append(batch)
+                ran.append(result)
+                agree = agree and agrees
+            elif len(batch) > 1:
+                todo[:0] = _halves(batch)
+        return taken, merge(ran, GPU) if ran else None, agree
+
+    def changing(self, graph: TappedGraph) -> list[int]:
+        """Halves taps that change the outputs as long as one half alone does."""
+        found = sorted(graph.names)
+        while len(found) > 1:
+            half = next((half for half in _halves(found) if not self._some(graph, half)[1]), None)
+            if half is None:
+                break
+            found = half
+        return found
+
+
+def _named(blocks: Sequence[str]) -> str:
+    return ", ".join(blocks[:MAX_NAMED]) + (" ..." if len(blocks) > MAX_NAMED else "")
 
 
 def _halves(batch: list[int]) -> list[list[int]]:

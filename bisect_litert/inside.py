@@ -112,7 +112,7 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
         guilty = culprit.op if culprit.op in {op.index for op in ops} else guilty
     region: tuple[int, ...] = ()
     if not priced.persists and tools.controls is not None:
-        region, told = fused_region(ops, tools.controls, tools.settings.output_limit)
+        region, told = fused_region(ops, tools.controls, tools.settings.output_limit, healed=priced.readable)
         guilty, extra = (region[-1] if region else -1), (*extra, *told)
     results = tuple(_result(p, places.get(p.op.index, Place()), tools.graph, guilty) for p in priced.ops)
     culprit = replace(culprit, ops=results)

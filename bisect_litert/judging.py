@@ -159,11 +159,17 @@ def _disagreement(known: Findings, choice: Choice) -> Verdict | None:
             and out_of_line(compare(reference=known.truth.outputs[label], target=value), known.settings.output_limit)
         ]
         if wrong:
+            cured = f" Tapping {', '.join(choice.changed_by)} cures it." if choice.changed_by else ""
             text = (
                 f"On the GPU output {wrong[0]} is wrong when the model runs as it ships, and right when it is tapped."
+                f"{cured}"
             )
             return Verdict(Cause.TAP_EFFECT, True, text, diagnosis.advice(Cause.TAP_EFFECT, ""))
-    text = "The model as it ships is right on the GPU; the block table shows what tapping its blocks does to it."
+    blocks = ", ".join(choice.changed_by)
+    what = (
+        f"tapping {blocks} puts an output off" if blocks else "the block table shows what tapping its blocks does to it"
+    )
+    text = f"The model as it ships is right on the GPU; {what}."
     return Verdict(Cause.TAP_EFFECT, False, text, "Nothing to do for the model that ships.")
 
 

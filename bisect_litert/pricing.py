@@ -61,6 +61,8 @@ class Priced:
     """Index of the op to blame, -1 when none stands out."""
     persists: bool = True
     """Whether the block is still wrong when its ops are tapped."""
+    readable: bool = True
+    """Whether its outputs came back at all when its ops were tapped."""
     evidence: tuple[str, ...] = ()
     jobs: tuple[JobResult, ...] = field(default=())
 
@@ -94,6 +96,7 @@ class Pricer:
         if not ops or len(ops) > MAX_OPS:
             return None
         self._count += 1
+        readable = False
         for copies in (True, False):
             seen, jobs = self._target_values(scene, ops, copies)
             if seen is None:
@@ -103,6 +106,7 @@ class Pricer:
             if forced is None:
                 return None
             ends = [t for t in self._ends(scene.block) if t in seen and t in chained]
+            readable = readable or bool(ends)
             still = any(
                 out_of_line(
                     compare_by_scale(reference=chained[t], target=seen[t]), limit(scene.reading, self.case.settings)
@@ -111,7 +115,7 @@ class Pricer:
             )
             if still or scene.cause is Cause.PRECISION_LOSS:
                 return self._judge(scene, ops, seen, forced, chained, ends, jobs)
-        return Priced(self._plain(ops), persists=False)
+        return Priced(self._plain(ops), persists=False, readable=readable)
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -212,7 +216,7 @@ class Pricer:
         if scene.cause is Cause.PRECISION_LOSS:
             prices = self._contributions(scene, prices, seen, chained, ends)
         guilty = self._guilty(scene, prices)
-        return Priced(tuple(prices), guilty, True, (), tuple(jobs))
+        return Priced(tuple(prices), guilty, jobs=tuple(jobs))
 
     def _wrong(self, op: Op, local: Comparison | None) -> bool:
         settings = self.case.settings

@@ -16,13 +16,16 @@ LONGEST_REGION = 6
 """Ops that a fused region may reach back: further back the chain that keeps on curing is the fault's input."""
 
 
-def fused_region(ops: Sequence[Op], controls: Controls, limit: float) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def fused_region(
+    ops: Sequence[Op], controls: Controls, limit: float, *, healed: bool = True
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Finds the stretch of ops that is wrong only while nobody looks inside, by keeping ops off the GPU.
 
     Args:
         ops: A block's, in execution order.
         controls: Control runs of the graph as it ships.
         limit: Relative L2 error from which an output is wrong.
+        healed: Whether the block is right when its ops are tapped; else nothing comes back then.
 
     Returns:
         First and last op, and a sentence; both empty when it was not found.
@@ -40,14 +43,15 @@ def fused_region(ops: Sequence[Op], controls: Controls, limit: float) -> tuple[t
         if cured is None or last - cured > LONGEST_REGION:
             break
         start = cured
+    tapped = (
+        "The block is right when its ops are tapped" if healed else "Its outputs do not come back when it is tapped"
+    )
     first, end = ops[start], ops[last]
     ends = f"{first.type} (op {first.index}) and {end.type} (op {end.index})"
     if start == last:
-        said = f"{end.type} (op {end.index}) runs on the GPU."
-        return (end.index, end.index), (f"The block is right when its ops are tapped, and wrong as soon as {said}",)
-    return (first.index, end.index), (
-        f"The block is right when its ops are tapped: the fault lies in the fused region between {ends}.",
-    )
+        said = f"wrong as soon as {end.type} (op {end.index}) runs on the GPU."
+        return (end.index, end.index), (f"{tapped}, and {'' if healed else 'the model is '}{said}",)
+    return (first.index, end.index), (f"{tapped}: the fault lies in the fused region between {ends}.",)
 
 
 def prove(

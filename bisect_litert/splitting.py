@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bisect_litert import placement
 from bisect_litert.cutting import boundary, cut
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, Evaluator, TappedGraph
 from bisect_litert.graph import Graph, Op
@@ -80,7 +79,7 @@ class Parts:
             fp32: Let the GPU compute in fp32.
 
         Returns:
-            The tensors' values in the graph's layout.
+            The tensors' values in the graph's layout. What the GPU did not write is NaN, and stays so on its way.
 
         Raises:
             PartFailed: A part did not run, or there are too many.
@@ -174,11 +173,4 @@ class Parts:
         result = self._evaluator.run(tapped, [kind], f"-part{self._count}")[kind]
         if not result.ok:
             raise PartFailed(result)
-        if kind != CPU:
-            # Neither raises, and the tensors are worth nothing.
-            said = placement.read(result.log_text, len(part.graph.ops)).validation_errors
-            blank = [name for name in part.outputs if result.unwritten.get(name)]
-            if said or blank:
-                why = f"the GPU reported: {said[0]}" if said else "a tensor at a cut was not written"
-                raise PartFailed(JobResult(result.id, FAILED, why))
         return {t: np.asarray(result.outputs[name]).reshape(graph.tensors[t].shape) for name, t in part.outputs.items()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from bisect_litert.counterfactual import END, EXCLUDE
 from bisect_litert.emulation import Rounding, emulate
-from bisect_litert.graph import COPY_SUFFIX, Graph
+from bisect_litert.graph import COPY_SUFFIX, TAP_PREFIX, Graph
 from bisect_litert.jobs import CRASHED, TIMED_OUT, Job, JobResult
 from bisect_litert.runners import Runner
 
@@ -34,6 +34,8 @@ class Fault:
     runtime."""
     fp32: bool = True
     """Whether the fp32 run has it too."""
+    tapped: bool | None = None
+    """Whether it is there only while the tensor is an output (True) or only while it is not (False)."""
 
 
 def tensor_of(graph: Graph, block: str) -> int:
@@ -76,12 +78,22 @@ def _int32() -> int:
     return int(schema.TensorType.INT32)
 
 
+def _copies(graph: Graph, tensor: int) -> set[int]:
+    return {op.outputs[0] for op in graph.consumers.get(tensor, ()) if op.type == "RESHAPE"}
+
+
+def _is_tapped(graph: Graph, tensor: int) -> bool:
+    return any(port.tensor == tensor or port.tensor in _copies(graph, tensor) for port in graph.outputs)
+
+
 class FaultyGpu(Runner):
     """A runner whose "gpu" rounds to fp16 as an honest one does, and then has the planted faults."""
 
     faults: Sequence[Fault] = ()
     switches = True
     """Whether it heeds the delegate's debug switches, and says so; a runtime without them ignores them."""
+    most_taps = 10**6
+    """Taps in one graph from which on it crashes."""
 
     def run(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None = None) -> dict[str, JobResult]:
         """Runs "gpu" jobs on the CPU."""
@@ -120,17 +132,23 @@ class FaultyGpu(Runner):
         for fault in self.faults:
             tensor = self._tensor(graph, fault.block) if fault.kind in kinds else -1
             made_by = graph.producer.get(tensor)
-            if made_by is not None and made_by.index not in excluded and made_by.index <= last:
+            if made_by is None or made_by.index in excluded or made_by.index > last:
+                continue
+            # A tensor that an op on the CPU reads leaves the GPU as well.
+            read_by = {op.index for op in graph.consumers.get(tensor, ())}
+            seen = _is_tapped(graph, tensor) or bool(read_by & excluded) or max(read_by, default=0) > last
+            if fault.tapped is None or fault.tapped is seen:
                 yield fault, graph, tensor
 
     def _death(self, job: Job) -> str:
+        if sum(port.name.startswith(TAP_PREFIX) for port in Graph.read(job.model).outputs) > self.most_taps:
+            return CRASHED
         return next((STATUS[fault.kind] for fault, _, _ in self._active(job, ("crash", "hang"))), "")
 
     def _unwritten(self, job: Job, result: JobResult) -> JobResult:
         for _, graph, tensor in self._active(job, ("unwritten",)):
-            copies = {op.outputs[0] for op in graph.consumers.get(tensor, ()) if op.type == "RESHAPE"}
             for port in graph.outputs:
-                if port.tensor == tensor or port.tensor in copies:
+                if port.tensor == tensor or port.tensor in _copies(graph, tensor):
                     empty = np.full(result.outputs[port.name].shape, np.nan, np.float32)
                     result = replace(
                         result,
@@ -141,16 +159,9 @@ class FaultyGpu(Runner):
 
     def _faked(self, job: Job) -> Job:
         graph = Graph.read(job.model)
-        excluded = {int(i) for i in job.env.get(EXCLUDE, "").split(",") if i}
-        last = int(job.env.get(END, len(graph.ops)))
-        for fault in self.faults:
-            if fault.kind in ("unwritten", *STATUS):
-                continue
-            tensor = self._tensor(graph, fault.block)
-            made_by = graph.producer.get(tensor)
-            if made_by is None or made_by.index in excluded or made_by.index > last or (job.fp32 and not fault.fp32):
-                continue
-            graph = break_graph(graph, tensor, fault.kind)
+        for fault, _, tensor in self._active(job, ("noise", "nan", "zeros", "scale", "swap")):
+            if fault.fp32 or not job.fp32:
+                graph = break_graph(graph, tensor, fault.kind)
         if not job.fp32:
             graph = emulate(graph, Rounding.HALF)
         path = job.model.with_name(f"fake-{job.id}-{job.model.name}")

@@ -86,10 +86,11 @@ def planted(
             convert(module, args, kwargs, conversions[seed], log)
         return Graph.read(conversions[seed])
 
-    def run(seed: int, *faults: Fault) -> RunRecord:
+    def run(seed: int, *faults: Fault, most_taps: int = 10**6, heeds: bool = True, **options: Any) -> RunRecord:
+        kind = {"faults": faults, "most_taps": most_taps, "switches": heeds}
         monkeypatch.setattr(torch_subject, "convert", once)
-        monkeypatch.setattr(machines, "Runner", type("Planted", (FaultyGpu,), {"faults": faults}))
-        return bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*")
+        monkeypatch.setattr(machines, "Runner", type("Planted", (FaultyGpu,), kind))
+        return bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*", **options)
 
     return run
 
