@@ -57,8 +57,21 @@ def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
     """
     machines.check(request)
     run_folder.check(run_folder.plan(request.out, run_folder.label_of(request.model)), request.force)
+    return bisect_subject(load_subject(request, on_progress), request, on_progress)
+
+
+def load_subject(request: BisectRequest, on_progress: OnProgress) -> Subject:
+    """Loads what a request names.
+
+    Raises:
+        BisectError: It cannot be loaded, or its inputs do not fit.
+    """
     with _Stage(on_progress, "load model"):
-        subject = open_subject(request)
+        return open_subject(request)
+
+
+def bisect_subject(subject: Subject, request: BisectRequest, on_progress: OnProgress) -> RunRecord:
+    """Bisects what is loaded already, into `request.out`; raises as `run_bisection` does."""
     drawer = Drawer()  # loads matplotlib on the other core while the model is converted
     try:
         return _Bisection(subject, request, on_progress, drawer).run()

@@ -17,7 +17,7 @@ from bisect_litert.graph import Graph, Op
 from bisect_litert.jobs import JobResult
 from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
 from bisect_litert.readings import Forward, Tap, Values
-from bisect_litert.record import PYTORCH, Cause, Culprit, Settings
+from bisect_litert.record import NO_CONTROL, PYTORCH, Cause, Culprit, Settings
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,8 @@ class Blamer:
         assert cause is not None
         cause = self._buffer_cause(reading, values) or cause
         kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
+        if cause is Cause.WRONG_KERNEL and reading.uncontrolled:
+            kind = NO_CONTROL
         sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
         if cause is Cause.UNWRITTEN_OUTPUT and self._hands_on():
             sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)

@@ -12,6 +12,10 @@ from math import isfinite, isnan
 from bisect_litert.metrics import FP16_UNIT, out_of_line
 from bisect_litert.record import Cause, Comparison, Settings
 
+UNEXPLAINED = 1e-2
+"""Local relative L2 error that no digits fp16 loses in a block come to, long sums apart; the default of
+`Settings.output_limit`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -38,6 +42,8 @@ class Reading:
     fp32: Comparison | None = None
     """The gpu-fp32 run's local error; None until that control was run."""
     fp32_ran: bool = False
+    uncontrolled: bool = False
+    """Whether the gpu-fp32 control was wanted and could not be run."""
     accumulated: float = 0.0
     """Largest sum of magnitudes inside an accumulating op of the block, 0 when not looked at."""
     output: bool = False
@@ -87,7 +93,8 @@ def leaves_range(reading: Reading, settings: Settings) -> bool:
 def cause_of(reading: Reading, settings: Settings) -> Cause | None:
     """Names the cause of a faulty or misconverted block; None when it is neither.
 
-    Without a gpu-fp32 control, digits and range are the only explanations left to choose from.
+    The gpu-fp32 control tells a wrong kernel from what fp16 does. Where the runtime has no fp32 to offer, an error that
+    neither range nor digits nor long sums explain on the CPU is laid to the kernel too.
     """
     if misconverted(reading, settings):
         return Cause.CONVERSION
@@ -95,7 +102,16 @@ def cause_of(reading: Reading, settings: Settings) -> Cause | None:
         return None
     if reading.fp32_ran and _shares_fault(reading, settings):
         return Cause.WRONG_KERNEL
+    if reading.uncontrolled and _unexplained(reading, settings):
+        return Cause.WRONG_KERNEL
     return Cause.OVERFLOW if leaves_range(reading, settings) else Cause.PRECISION_LOSS
+
+
+def _unexplained(reading: Reading, settings: Settings) -> bool:
+    """Whether nothing that fp16 does, as far as it can be worked out on the CPU, explains a block's error."""
+    # The allowance is what a sum costs when its errors cancel as chance has it; when they do not it is the square.
+    honest = max(2 * reading.allowance**2 * reading.cost, UNEXPLAINED, settings.output_limit)
+    return not leaves_range(reading, settings) and out_of_line(reading.local, honest)
 
 
 def _shares_fault(reading: Reading, settings: Settings) -> bool:

@@ -8,7 +8,7 @@ from math import isinf, isnan
 from bisect_litert.culprits import Reading, limit
 from bisect_litert.metrics import out_of_line
 from bisect_litert.ranges import RangeFault
-from bisect_litert.record import Cause, Comparison, Culprit, Settings, Verdict
+from bisect_litert.record import NO_CONTROL, Cause, Comparison, Culprit, Settings, Verdict
 
 ADVICE = {
     Cause.OVERFLOW: (
@@ -104,6 +104,8 @@ def evidence(
         found.append(f"The GPU in fp32 is wrong as well ({shows(fp32)}), so precision is not the reason.")
     if fp32 is not None and cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS) and fp32.finite_agreement:
         found.append(f"The GPU in fp32 is off by {number(fp32.relative_l2)} only, so fp16 is the reason.")
+    if cause is Cause.WRONG_KERNEL and fp32 is None:
+        found.append("No run in fp32 on the GPU could be made; nothing that fp16 does explains an error of that size.")
     if cause is Cause.WRONG_KERNEL:
         if cpu is not None and not out_of_line(cpu, max(settings.conversion_limit, 100 * reading.fp32_cost)):
             found.append(f"LiteRT on the CPU is right here ({number(cpu.relative_l2)}), so the file is.")
@@ -216,6 +218,8 @@ def summarise(
         says = "is computed wrongly"  # nobody looked what it does in fp16
     if first.kind == "underflow":
         says = "falls below fp16's range"
+    elif first.kind == NO_CONTROL:
+        says = "is computed wrongly by the GPU"
     sentences = [f"{where}, {name} {says}{spot(first)}.", *first.evidence[:1]]
     if len(culprits) > 1:
         rest = ", ".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 PACKAGES = ("bisect-litert", "torch", "litert-torch", "litert-converter", "ai-edge-litert", "numpy", "transformers")
@@ -22,12 +22,14 @@ def describe() -> dict[str, str]:
     return found
 
 
-def of_device(name: str, versions: Mapping[str, str]) -> dict[str, str]:
+def of_device(name: str, versions: Mapping[str, str], lacks: Sequence[str] = ()) -> dict[str, str]:
     """Returns entries for the machine that ran the GPU jobs, when that is not the one that ran everything else.
 
     Args:
         name: What to call it; the name it gave itself if empty.
         versions: What its worker said of itself (JobResult.versions).
+        lacks: What its runtime has no way to ask for (JobResult.lacks).
     """
     told = {f"device {key}": value for key, value in versions.items() if key != "host"}
-    return {"device": name or versions.get("host", "") or "unnamed", **told}
+    without = {"device lacks": ", ".join(lacks)} if lacks else {}
+    return {"device": name or versions.get("host", "") or "unnamed", **told, **without}

@@ -200,7 +200,14 @@ class _Rounds:
                 if job not in self._measured:
                     self._measured[job] = measure(values, case.truth, case.force, given)
                 errors[kind] = self._measured[job]
-        runs = Runs(errors[case.target], errors.get(ROUNDING), errors.get(HALF), errors.get(CPU), errors.get(GPU_FP32))
+        runs = Runs(
+            target=errors[case.target],
+            rounding=errors.get(ROUNDING),
+            half=errors.get(HALF),
+            cpu=errors.get(CPU),
+            fp32=errors.get(GPU_FP32),
+            uncontrolled=GPU_FP32 in results and not results[GPU_FP32].ok,
+        )
         # Two kinds of CPU kernels that differ say what fp32 costs, not that the file is wrong.
         judged = runs if case.judges_conversion else replace(runs, cpu=None)
         return build(case.taps, case.owners, judged, case.links, case.fp32_cost, frozenset(given)), runs

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
-from bisect_litert import advice
+from bisect_litert import advice, diagnosis
 from bisect_litert.confidence import Circumstances, confidence
 from bisect_litert.counterfactual import Controls
+from bisect_litert.culprits import UNEXPLAINED, Reading
 from bisect_litert.diagnosis import number
+from bisect_litert.emulation import allowance
+from bisect_litert.evaluation import GPU
 from bisect_litert.graph import Graph
+from bisect_litert.metrics import FP16_UNIT, out_of_line
 from bisect_litert.pricing import OpPrice, Priced, Pricer, Scene
 from bisect_litert.proving import PROVABLE, fused_region, prove
-from bisect_litert.record import Cause, Culprit, Mark, OpResult, Settings
+from bisect_litert.record import NO_CONTROL, Cause, Culprit, Mark, OpResult, Settings
 from bisect_litert.sources import OpSources, Place
 
 MAX_LOOKED_INTO = 6
@@ -119,6 +123,7 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
     if guilty < 0:
         return replace(culprit, evidence=(*culprit.evidence, *extra))
     place = places.get(guilty, Place())
+    culprit = _settled(culprit, next(p for p in priced.ops if p.op.index == guilty), scene.reading, tools)
     return replace(
         culprit,
         op=guilty,
@@ -128,6 +133,24 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
         code=place.excerpt,
         evidence=(*culprit.evidence, *_op_evidence(priced, guilty), *extra),
     )
+
+
+def _settled(culprit: Culprit, guilty: OpPrice, reading: Reading, tools: Tools) -> Culprit:
+    """Without an fp32 control, lets the guilty op tell lost digits from a wrong kernel.
+
+    A block holds sums of all lengths, and long ones may cost in fp16 what a wrong kernel does; an op that adds up
+    nothing cannot.
+    """
+    doubtful = culprit.cause in (Cause.PRECISION_LOSS, Cause.WRONG_KERNEL) and reading.uncontrolled
+    if not doubtful or not guilty.wrong:
+        return culprit
+    room = max(UNEXPLAINED, 2 * allowance(tools.graph, [guilty.op]) ** 2 * FP16_UNIT)
+    cause = Cause.WRONG_KERNEL if out_of_line(guilty.local, room) else Cause.PRECISION_LOSS
+    if cause is culprit.cause:
+        return culprit
+    kind = NO_CONTROL if cause is Cause.WRONG_KERNEL else ""
+    sentences = diagnosis.evidence(reading, cause, tools.settings, None, "", GPU)
+    return replace(culprit, cause=cause, kind=kind, evidence=sentences, advice=diagnosis.advice(cause, kind))
 
 
 def _relocated(culprit: Culprit, blocks: Sequence[str]) -> Culprit:

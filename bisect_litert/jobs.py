@@ -68,6 +68,8 @@ class JobResult:
     """What ran it: "ai-edge-litert", "python", "platform", "host", as the worker says."""
     lacks: tuple[str, ...] = ()
     """What that ai-edge-litert has no way to ask for: "gpu", "fp32" (on the GPU), "switches" (LITERT_GPU_DEBUG_...)."""
+    unavailable: bool = False
+    """Whether it failed because it needs what the runtime lacks."""
     log_text: str = ""
     log_path: Path = Path()
 
@@ -125,6 +127,7 @@ def read_result(job: Job, folder: Path) -> JobResult:
             adapter_line=str(answer.get("adapter_line", "")),
             versions={str(name): str(value) for name, value in (answer.get("versions") or {}).items()},
             lacks=tuple(map(str, answer.get("lacks", ()))),
+            unavailable=bool(answer.get("unavailable")),
             log_text=text,
             log_path=log,
         )

@@ -68,7 +68,8 @@ class Findings:
                     shutil.copyfile(result.log_path, self.folder / log)
                 except OSError:
                     log = ""
-            self.add_run(result.id, result.seconds, result.status, result.detail, log)
+            status = "skipped" if result.unavailable else result.status  # nothing went wrong: there is no such thing
+            self.add_run(result.id, result.seconds, status, result.detail, log)
 
 
 def judge(known: Findings) -> Verdict:

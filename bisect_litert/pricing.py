@@ -130,7 +130,7 @@ class Pricer:
         tapped, names = graph.graph.with_taps(missing, copies=copies)
         both = TappedGraph(tapped, {**graph.names, **names}, graph.outputs, graph.feeds)
         # A wrong kernel shows in fp32 as well, and there nothing else does.
-        control = scene.cause is Cause.WRONG_KERNEL and case.target == GPU
+        control = scene.cause is Cause.WRONG_KERNEL and case.target == GPU and scene.reading.fp32_ran
         exact = control or case.settings.fp32
         kind = GPU_FP32 if control else case.target
         result = case.evaluator.run(both, [kind], f"-ops{self._count}{'' if copies else '-raw'}")[kind]

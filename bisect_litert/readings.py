@@ -142,6 +142,8 @@ class Runs:
     half: Errors | None
     cpu: Errors | None
     fp32: Errors | None = None
+    uncontrolled: bool = False
+    """Whether the fp32 control was wanted and could not be run."""
 
 
 def build(
@@ -179,6 +181,7 @@ def build(
             fp32_cost=fp32_cost.get(tap.key, 0.0),
             fp32=_known(runs.fp32.local if runs.fp32 else None, tap.key),
             fp32_ran=runs.fp32 is not None,
+            uncontrolled=runs.uncontrolled,
         )
         readings.append(replace(reading, healed=True) if tap.key in healed else reading)
     for label, owner in outputs.items():
@@ -197,6 +200,7 @@ def build(
                 fp32_cost=fp32_cost.get(label, 0.0),
                 fp32=_known(runs.fp32.output_local if runs.fp32 else None, label),
                 fp32_ran=runs.fp32 is not None,
+                uncontrolled=runs.uncontrolled,
                 output=True,
             )
         )

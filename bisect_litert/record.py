@@ -19,6 +19,10 @@ PYTORCH, LITERT_CPU = "PyTorch", "LiteRT CPU"
 """The references a run can have."""
 
 
+NO_CONTROL = "no fp32 control"
+"""Sub-kind of a wrong kernel that no run in fp32 on the GPU confirms, since the runtime has none to offer."""
+
+
 class Word(str, Enum):
     """A string enum that prints as its value (enum.StrEnum needs Python 3.11)."""
 

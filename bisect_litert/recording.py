@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
@@ -78,8 +79,28 @@ def build_record(known: Findings) -> RunRecord:
 def _device(known: Findings) -> dict[str, str]:
     if known.device is None:
         return {}
+    version, lacks = _runtime(known)
+    return environment.of_device(known.device, version, lacks)
+
+
+def _runtime(known: Findings) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """What ran the GPU jobs, as it says itself, and what it has no way to ask for."""
     results = known.choice.results if known.choice else ()
-    return environment.of_device(known.device, next((r.versions for r in results if r.versions), {}))
+    told = next((r for r in results if r.versions), None)
+    return (told.versions, told.lacks) if told else ({}, ())
+
+
+def _untold(known: Findings) -> list[str]:
+    """What could not be told because the runtime has no means for it."""
+    versions, lacks = _runtime(known)
+    found = known.found
+    if known.target != GPU or "fp32" not in lacks or not (found.culprits or found.lost or found.compounding):
+        return []
+    name = f"ai-edge-litert {versions.get('ai-edge-litert', '')}".rstrip()
+    return [
+        f"{name} has no option for fp32 on the GPU, so no control run tells fp16 from a wrong kernel: which of them it "
+        "is rests on the emulated run."
+    ]
 
 
 def _notes(known: Findings, where: Placement) -> list[str]:
@@ -95,6 +116,7 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         )
         notes.append(f"Refused by the GPU delegate and run on the CPU: {ops}.")
     notes += [f"The GPU reported: {e}" for e in where.validation_errors[:2]]
+    notes += _untold(known)
     for culprit in found.lost:
         what = "loses digits" if culprit.cause is Cause.PRECISION_LOSS else "turns large numbers into infinities"
         what = "flushes small numbers to zero" if culprit.kind == "underflow" else what

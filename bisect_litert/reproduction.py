@@ -20,7 +20,7 @@ from bisect_litert.cutting import boundary, compact, constant_bytes, cut, sinks
 from bisect_litert.emulation import allowance
 from bisect_litert.graph import Graph, Op
 from bisect_litert.metrics import FP16_UNIT
-from bisect_litert.record import Cause, Culprit, Settings
+from bisect_litert.record import NO_CONTROL, Cause, Culprit, Settings
 
 FOLDER, FILE = "repro", "repro.json"
 MODEL, CONTEXT = "model.tflite", "context.tflite"
@@ -195,7 +195,7 @@ def _keep_one(folder: Path, culprit: Culprit, material: Material) -> str:
         inputs=inputs,
         outputs=outputs,
         tolerance=material.settings.conversion_limit if converted else tolerance(graph, ops, material.settings),
-        fp32="unknown" if converted else "wrong" if culprit.cause is Cause.WRONG_KERNEL else "right",
+        fp32=_in_fp32(culprit),
         reference="torch" if converted else "cpu",
         context=_names(wider),
         context_inputs=around,
@@ -246,6 +246,12 @@ def _names(ops: Any) -> tuple[OpName, ...]:
 
 def _bytes(values: Mapping[int, np.ndarray], tensors: Sequence[int]) -> int:
     return sum(values[t].nbytes for t in tensors if t in values)
+
+
+def _in_fp32(culprit: Culprit) -> str:
+    if culprit.cause is Cause.CONVERSION or culprit.kind == NO_CONTROL:
+        return "unknown"
+    return "wrong" if culprit.cause is Cause.WRONG_KERNEL else "right"
 
 
 def _save(

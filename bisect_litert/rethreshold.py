@@ -133,7 +133,11 @@ class _Judge:
     def __init__(self, record: RunRecord, settings: Settings) -> None:
         self.record, self.old, self.new = record, record.settings, settings
         self.undecided: list[str] = []
-        self.readings = {block.name: _reading(block, record.judged) for block in record.blocks}
+        control = {run.status for run in record.runs if run.name == RunName.GPU_FP32.value}
+        alone = bool(control - {"ok", "not needed"})
+        self.readings = {
+            block.name: replace(_reading(block, record.judged), uncontrolled=alone) for block in record.blocks
+        }
         self.blocks = {block.name: block for block in record.blocks}
         self.order = {block.name: block.order for block in record.blocks}
         self.stored = {culprit.block: culprit for culprit in record.culprits}

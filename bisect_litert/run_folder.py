@@ -16,11 +16,17 @@ from bisect_litert.record import RUN_FILE
 MARKER = ".bisect-litert-run"
 """Written first, so that a run that was interrupted before its run.json is still known as one."""
 
+SURVEY_FILE = "runtimes.json"
+"""Of a survey over several versions of the runtime, whose run folders lie beside it."""
+
 KNOWN_FILES = (
     MARKER,
     RUN_FILE,
     "run.partial",
     "report.md",
+    SURVEY_FILE,
+    "runtimes.partial",
+    "runtimes.md",
     "divergence.png",
     "tensors/*.npy",
     "logs/*.log",
@@ -91,7 +97,7 @@ def create(out: Path | None, model_label: str, force: bool) -> Path:
     check(folder, force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in known_files(folder):
+        for path in [*(file for child in _nested(folder) for file in known_files(child)), *known_files(folder)]:
             path.unlink()
         (folder / MARKER).write_text(
             "Made by bisect-litert; --force replaces the files of the run.\n", encoding="utf-8"
@@ -110,6 +116,17 @@ def is_run_folder(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and {"schema", "verdict", "blocks"} <= data.keys()
+
+
+def _nested(folder: Path) -> list[Path]:
+    """Returns the run folders of a survey in `folder`, as its table names them: one per version of the runtime."""
+    try:
+        rows = json.loads((folder / SURVEY_FILE).read_text(encoding="utf-8"))["rows"]
+        names = [Path(str(row["folder"])).name for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    children = [folder / name for name in names if name]
+    return [child for child in children if not child.is_symlink() and is_run_folder(child)]
 
 
 def known_files(folder: Path) -> list[Path]:

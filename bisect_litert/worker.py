@@ -14,7 +14,8 @@ folder named by its id with `started`, the outputs as .npy, `stderr.log` (what C
 `response.json`: status, error, outputs, times, and under "versions" what ran it.
 
 The versions of ai-edge-litert differ in what they offer Python. All of that is here, found out by looking and not by
-version: `Runtime` says what there is, and what there is not is an answer ("lacks").
+version: `Runtime` says what there is. What there is not is an answer ("lacks"), and so is a job that needs it
+("unavailable").
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ _BYTE_SENTINEL = 0x5A
 
 class JobError(Exception):
     """A job that cannot run as asked; the text is for the user."""
+
+
+class UnavailableError(JobError):
+    """A job that asks for what this version of the runtime has no way to give."""
 
 
 def sentinel(dtype: np.dtype[Any], count: int) -> np.ndarray:
@@ -199,12 +204,12 @@ class Runtime:
         """Compiles a model for the GPU, the CPU, or both.
 
         Raises:
-            JobError: This version has no GPU accelerator, or no fp32 on it.
+            UnavailableError: This version has no GPU accelerator, or no fp32 on it.
         """
         if gpu and _NO_GPU in self.lacks:
-            raise JobError(f"ai-edge-litert {self.version} has no GPU accelerator")
+            raise UnavailableError(f"ai-edge-litert {self.version} has no GPU accelerator")
         if fp32 and _NO_FP32 in self.lacks:
-            raise JobError(f"ai-edge-litert {self.version} has no option for fp32 on the GPU")
+            raise UnavailableError(f"ai-edge-litert {self.version} has no option for fp32 on the GPU")
         wanted = self._accelerators.GPU if gpu else self._accelerators.CPU
         if gpu and cpu:
             wanted = self._accelerators.GPU | self._accelerators.CPU
@@ -301,6 +306,7 @@ class Worker:
             "adapter_line": "",
             "versions": self._versions,
             "lacks": [],
+            "unavailable": False,
             "log": f"{folder.name}/{log.name}",
         }
         with captured(log), environment_variables(job.get("env") or {}):
@@ -317,7 +323,7 @@ class Worker:
                 import traceback
 
                 traceback.print_exc()
-                answer["status"] = "failed"
+                answer["status"], answer["unavailable"] = "failed", isinstance(error, UnavailableError)
                 answer["error"] = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
         if not self._adapter_line:
             # Printed once per process, when the first GPU job opens the device; the later jobs' answers carry it along.
@@ -367,7 +373,7 @@ def _compile(runtime: Runtime, job: dict[str, Any], path: str, log: Path, answer
     ]
     if switches:
         if _NO_SWITCHES in runtime.lacks:  # it would ignore them and run everything on the GPU
-            raise JobError(f"ai-edge-litert {runtime.version} does not know {switches[0]}")
+            raise UnavailableError(f"ai-edge-litert {runtime.version} does not know {switches[0]}")
         # These keep ops off the GPU on purpose, so GPU alone can only be refused.
         return runtime.compile(path, gpu=True, cpu=True, fp32=fp32)
     try:

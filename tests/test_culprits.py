@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, isnan, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,27 @@ def test_new_zeros_of_a_whole_tensor_are_out_of_line() -> None:
 
 
 NUMBERS = st.floats(1e-7, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "cause"),
+    [
+        ({"local": 0.3}, Cause.WRONG_KERNEL),  # nothing on the CPU explains it
+        ({"local": nan}, Cause.WRONG_KERNEL),
+        ({"local": 0.3, "half": 0.3}, Cause.OVERFLOW),  # emulated fp16 shows it too
+        ({"local": nan, "accumulated": 7e4}, Cause.OVERFLOW),
+        ({"local": 5e-3}, Cause.PRECISION_LOSS),  # small enough for a sum in fp16
+        ({"local": 0.3, "allowance": 1000.0}, Cause.PRECISION_LOSS),  # a sum that long may cost as much
+        ({"local": 0.3, "cpu": 0.3}, Cause.CONVERSION),
+        ({"local": 3e-4}, None),
+    ],
+)
+def test_without_fp32_on_the_gpu_the_emulated_run_decides(measured: dict[str, Any], cause: Cause | None) -> None:
+    assert cause_of(reading(uncontrolled=True, **measured), SETTINGS) is cause
+    # With the control it has the last word, and emulation has no kernels that could be wrong.
+    if cause is Cause.WRONG_KERNEL:
+        assert cause_of(reading(fp32=1e-6, **measured), SETTINGS) is Cause.PRECISION_LOSS
+        assert cause_of(reading(**measured), SETTINGS) is Cause.PRECISION_LOSS
 
 
 @given(NUMBERS, NUMBERS, st.floats(1, 100), st.floats(1, 100))

@@ -87,6 +87,7 @@ def test_the_gpu_is_fp16_on_every_version(seen: Seen) -> None:
 def test_fp32_is_fp32_or_refused_in_words(seen: Seen) -> None:
     if "fp32" in seen.results["gpu"].lacks:
         assert not seen.results["fp32"].ok
+        assert seen.results["fp32"].unavailable
         assert seen.results["fp32"].detail == "ai-edge-litert 2.1.3 has no option for fp32 on the GPU"
     else:
         assert np.abs(seen.output("fp32") - seen.output("cpu")).max() < 1e-6
@@ -139,5 +140,6 @@ def test_names_hold_where_the_runtime_merges_or_has_none(seen: Seen) -> None:
 
 
 def test_a_bad_job_harms_none_after_it(seen: Seen) -> None:
+    assert not seen.results["gone"].unavailable
     assert seen.results["gone"].detail == "input 'args_0' is missing; the model wants args_0"
     assert seen.results["last"].ok

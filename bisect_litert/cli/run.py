@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ AT_LEAST_1 = click.FloatRange(min=1)
 @click.option("--runner", metavar="CMD", default="", help='Run GPU jobs elsewhere: "ssh HOST", or a command.')
 @click.option("--runner-python", metavar="FILE", default="python3", help="Python on HOST.  [default: python3]")
 @click.option("--fp32", is_flag=True, help="Judge the GPU in fp32; with --no-gpu the CPU, as the file is.")
+@click.option(
+    "--runtime", metavar="VERSION", multiple=True, help="Run GPU jobs under that ai-edge-litert. Repeatable: compares."
+)
 @click.option("--predict", is_flag=True, help="Say which block will overflow, from torch alone, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
 @click.option("--view", "then_view", is_flag=True, help="Open the terminal UI when the run ends.")
@@ -62,6 +66,7 @@ def run(
     no_cache: bool,
     quiet: bool,
     verbose: bool,
+    runtime: tuple[str, ...],
     **options: Any,
 ) -> ExitCode:
     """Bisect MODEL: convert it, run it on the GPU, and name the first block that goes wrong."""
@@ -81,6 +86,15 @@ def run(
     folder = run_folder.plan(out, run_folder.label_of(model))
     run_folder.check(folder, options["force"])
     request = BisectRequest(model=model, out=folder, tap_memory=int(tap_memory * 2**20), cache=not no_cache, **options)
+    if runtime:
+        if predict or request.no_gpu or (then_view and len(runtime) > 1):
+            raise click.UsageError("--runtime compares GPU results: leave --predict, --no-gpu and --view out.")
+        from bisect_litert.cli.runtimes import resolve_all, survey
+
+        found = resolve_all(runtime, quiet=quiet)
+        if len(found) > 1:
+            return survey(request, found, as_json=as_json, quiet=quiet, verbose=verbose)
+        request = replace(request, python=found[0].python)
     form = "json" if as_json else "text"
     interrupted = False
     if predict:

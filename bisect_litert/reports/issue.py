@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from bisect_litert.record import BlockResult, Cause, Culprit, RunName, RunRecord
+from bisect_litert.record import NO_CONTROL, BlockResult, Cause, Culprit, RunName, RunRecord
 from bisect_litert.reports import formats, markdown
 from bisect_litert.reports.markdown_text import code as _code
 from bisect_litert.reports.markdown_text import row as _row
@@ -65,6 +65,9 @@ def title(record: RunRecord, culprit: Culprit, repro: Repro) -> str:
     }
     if culprit.kind == "underflow":
         words[Cause.OVERFLOW] = "flushes small numbers to zero in default precision, fp32 on the same GPU is right"
+    if not is_emulated(record) and not any(RunName.GPU_FP32 in block.errors for block in record.blocks):
+        words = {cause: said.replace(", fp32 on the same GPU is right", "") for cause, said in words.items()}
+        words[Cause.WRONG_KERNEL] = "gives wrong values, the CPU is right"
     return f"{where}: {what} {words.get(culprit.cause, cause_words(culprit.cause))}"
 
 
@@ -204,7 +207,10 @@ def _versions(repro: Repro) -> Iterator[str]:
 def _claims(record: RunRecord, culprit: Culprit, repro: Repro) -> Iterator[str]:
     yield "## What this claims, and what not"
     yield ""
-    if culprit.cause is Cause.WRONG_KERNEL:
+    if culprit.kind == NO_CONTROL:
+        yield "- The GPU's result is wrong at these ops' own inputs, by more than fp16 explains; the CPU's is right."
+        yield "- The runtime has no option for fp32 on the GPU, so that was not tried."
+    elif culprit.cause is Cause.WRONG_KERNEL:
         yield "- The GPU's result is wrong at these ops' own inputs whatever the precision; the CPU's is right."
     elif culprit.cause is Cause.CONVERSION:
         yield "- The .tflite file does not compute what PyTorch does; no GPU is involved."

@@ -1,0 +1,42 @@
+"""`--runtime`: the main job under one or several versions of ai-edge-litert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from bisect_litert.cli.printing import emit, progress_console, rendered
+from bisect_litert.errors import ExitCode
+from bisect_litert.request import BisectRequest
+from bisect_litert.runtimes import Runtime
+
+
+def resolve_all(asked: Sequence[str], *, quiet: bool) -> list[Runtime]:
+    """Returns the runtimes asked for, each once, made now if need be."""
+    from bisect_litert.runtimes import resolve
+
+    say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
+    return list({runtime.python: runtime for runtime in (resolve(name, say) for name in asked)}.values())
+
+
+def survey(
+    request: BisectRequest, runtimes: Sequence[Runtime], *, as_json: bool, quiet: bool, verbose: bool
+) -> ExitCode:
+    """Runs the main job under each and prints one table."""
+    from bisect_litert.reports import runtime_table
+    from bisect_litert.reports.progress import ProgressDrawer
+    from bisect_litert.request import Interrupted
+
+    folder = request.out or Path()
+    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+        from bisect_litert.surveying import run_survey, survey_exit_code
+
+        try:
+            found = run_survey(request, runtimes, on_progress)
+        except Interrupted:
+            click.echo(f"Stopped. {folder}/ keeps what was computed.", err=True)
+            return ExitCode.CANNOT_TEST
+    emit(found.to_json() if as_json else rendered(lambda console: runtime_table.render(found, console, folder=folder)))
+    return survey_exit_code(found)
