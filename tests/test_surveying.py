@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert import bisection, cli, conversion, run_folder, surveying
+from bisect_litert import bisection, cli, run_folder, surveying
 from bisect_litert.errors import ConversionError, ExitCode
 from bisect_litert.record import NO_CONTROL, Cause, RunRecord
 from bisect_litert.request import BisectRequest, Interrupted
 from bisect_litert.runtime_survey import Answer
 from bisect_litert.runtimes import Runtime
+from bisect_litert.subjects.torch_subject import TorchSubject
 
 MODEL = textwrap.dedent(
     """
@@ -55,8 +56,8 @@ def test_two_versions_side_by_side(
 ) -> None:
     interpreter("2.1.3")
     conversions = []
-    convert = conversion.convert
-    monkeypatch.setattr("bisect_litert.subjects.torch_subject.convert", lambda *a: conversions.append(a) or convert(*a))
+    made = TorchSubject.graph
+    monkeypatch.setattr(TorchSubject, "graph", lambda *a: conversions.append(a) or made(*a))
     out = tmp_path / "out"
     words = [model, "--runtime", sys.executable, "--runtime", "2.1.3", "--out", str(out), "-q"]
     code = cli.main(words)
@@ -124,7 +125,7 @@ def test_a_model_that_cannot_be_tested_anywhere_is_an_error_at_once(
         raise ConversionError("no.", hint="yes.")
 
     tries: list[int] = []
-    monkeypatch.setattr("bisect_litert.subjects.torch_subject.convert", refuse)
+    monkeypatch.setattr(TorchSubject, "graph", refuse)
     with pytest.raises(ConversionError):
         surveying.run_survey(BisectRequest(model, out=tmp_path / "out"), [HERE, HERE], lambda _: None)
     assert tries == [1]
