@@ -12,7 +12,7 @@ from importlib import import_module
 from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Rewrite
 
-NAMES = ("layer_norm", "scale_tracking")
+NAMES = ("layer_norm", "scale_tracking", "constant_operand")
 
 
 @cache

@@ -100,9 +100,11 @@ def _method(name: str, x: Traced, o: dict[str, Any]) -> Any:
         index = [slice(None)] * (o["dim"] % x.ndim)
         end = None if o["end"] in (None, _LAST) else o["end"]
         part = slice(o["start"] or None, end, None if o["step"] == 1 else o["step"])
-        return x[tuple([*index, part])]
+        index.append(part)
+        return x[tuple(index)]
     if name == "select":
-        return x[tuple([*[slice(None)] * (o["dim"] % x.ndim), o["index"]])]
+        index = [slice(None)] * (o["dim"] % x.ndim) + [o["index"]]
+        return x[tuple(index)]
     if name in ("mean", "sum", "amax", "amin") and o.get("dtype") is None and o.get("dim"):
         dim = o["dim"]
         return getattr(x, name)(tuple(dim) if isinstance(dim, (list, tuple)) else dim, keepdim=o["keepdim"])

@@ -15,11 +15,11 @@ TABLE: Table = {}
 
 
 _MOVES = """
-view reshape _unsafe_view flatten unflatten squeeze unsqueeze transpose permute t movedim swapaxes clone contiguous
-detach alias lift_fresh_copy dropout expand expand_as repeat tile roll flip slice select narrow split chunk split_with_sizes
-unbind index_select gather diagonal tril triu unfold pixel_shuffle max_pool1d max_pool2d avg_pool1d avg_pool2d
-adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d reflection_pad1d reflection_pad2d
-replication_pad2d
+view reshape _unsafe_view flatten unflatten squeeze unsqueeze transpose permute t movedim swapaxes clone
+contiguous detach alias lift_fresh_copy dropout expand expand_as repeat tile roll flip slice select narrow
+split chunk split_with_sizes unbind index_select gather diagonal tril triu unfold pixel_shuffle max_pool1d
+max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d upsample_nearest2d
+upsample_bilinear2d reflection_pad1d reflection_pad2d replication_pad2d
 """
 
 
