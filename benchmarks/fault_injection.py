@@ -1,7 +1,8 @@
 """Plants one fault behind one block of generated graphs, at the process boundary, and counts how often exactly that
 block is named.
 
-    python benchmarks/fault_injection.py [--graphs N] [--sample N] [--kinds KIND,...] [--limit SECONDS] [--json FILE]
+    python benchmarks/fault_injection.py [--graphs N] [--sample N] [--kinds KIND,...] [--limit SECONDS] [--split]
+        [--json FILE]
 
 The GPU is a stand-in (tests/faulty_gpu.py): the CPU, rounding as an honest fp16 device does, with noise, NaN, zeros,
 a wrong scale, swapped outputs, an unwritten buffer, a crash or a hang behind block k. Every graph is converted once.
@@ -25,9 +26,8 @@ from faulty_gpu import Fault, FaultyGpu
 from small_models import numbers
 from test_healing import BLOCKS, WIDTH, dag
 
-from bisect_litert import bisect, machines
+from bisect_litert import bisect, machines, stored_conversion
 from bisect_litert.graph import Graph
-from bisect_litert.subjects import torch_subject
 
 KINDS = ("noise", "nan", "zeros", "scale", "swap", "unwritten", "crash", "hang")
 
@@ -39,10 +39,11 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="faults drawn for each graph; 0 means all of them")
     parser.add_argument("--start", type=int, default=0, help="seed of the first graph")
     parser.add_argument("--limit", type=float, default=1e9, help="stop after so many seconds")
+    parser.add_argument("--split", action="store_true", help="a GPU that heeds none of the delegate's switches")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fault-injection-"))
-    convert = torch_subject.convert
+    convert = stored_conversion.convert
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.start, arguments.start + arguments.graphs):
@@ -53,7 +54,7 @@ def main() -> None:
                 convert(module, args, kwargs, path, log)
             return Graph.read(path)
 
-        torch_subject.convert = once
+        stored_conversion.convert = once
         planted = [(kind, k) for kind in arguments.kinds.split(",") for k in range(BLOCKS)]
         if arguments.sample:
             planted = random.Random(seed).sample(planted, min(arguments.sample, len(planted)))
@@ -61,8 +62,8 @@ def main() -> None:
             if time.monotonic() - started > arguments.limit:
                 break
             faults = (Fault(f"n{k}", kind),)
-            machines.Runner = type("Planted", (FaultyGpu,), {"faults": faults})
-            record = bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*")
+            machines.Runner = type("Planted", (FaultyGpu,), {"faults": faults, "switches": not arguments.split})
+            record = bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*", cache=False)
             named = [c.block for c in record.culprits]
             rows.append({"graph": seed, "kind": kind, "k": k, "named": named, "cause": str(record.verdict.cause)})
             if named != [f"n{k}"]:

@@ -18,10 +18,9 @@ from faulty_gpu import Fault, FaultyGpu
 from small_models import numbers
 from torch import nn
 
-from bisect_litert import bisect, machines
+from bisect_litert import bisect, machines, stored_conversion
 from bisect_litert.graph import Graph
 from bisect_litert.record import Cause, Mark, RunRecord
-from bisect_litert.subjects import torch_subject
 
 WIDTH, BLOCKS = 16, 6
 
@@ -77,7 +76,7 @@ def planted(
     monkeypatch: pytest.MonkeyPatch, conversions: dict[int, Path], tmp_path_factory: Any
 ) -> Callable[..., RunRecord]:
     """Returns a function that bisects a graph with faults, converting each graph once a session."""
-    convert = torch_subject.convert
+    convert = stored_conversion.convert
 
     def once(module: nn.Module, args: Any, kwargs: Any, path: Path, log: Path) -> Graph:
         seed = next(s for s in range(10) if module is dag(s))
@@ -88,9 +87,9 @@ def planted(
 
     def run(seed: int, *faults: Fault, most_taps: int = 10**6, heeds: bool = True, **options: Any) -> RunRecord:
         kind = {"faults": faults, "most_taps": most_taps, "switches": heeds}
-        monkeypatch.setattr(torch_subject, "convert", once)
+        monkeypatch.setattr(stored_conversion, "convert", once)
         monkeypatch.setattr(machines, "Runner", type("Planted", (FaultyGpu,), kind))
-        return bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*", **options)
+        return bisect(dag(seed), numbers(8, WIDTH, seed=9), blocks="*", cache=False, **options)
 
     return run
 
