@@ -451,7 +451,7 @@ class RunRecord:
 
     def to_json(self) -> str:
         """Returns the record as strictly valid JSON."""
-        return json.dumps(_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
+        return json.dumps(json_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
 
     def save(self, folder: Path) -> Path:
         """Writes run.json into `folder` and returns its path.
@@ -490,7 +490,7 @@ class RunRecord:
                 hint="Use the bisect-litert that wrote it, or run again.",
             )
         try:
-            record: RunRecord = _converter().structure(data, cls)
+            record: RunRecord = json_converter().structure(data, cls)
             return record
         except Exception as error:
             raise RunFolderError(
@@ -514,7 +514,8 @@ def _number_from_json(value: Any, _: type) -> float:
     return _WORDS[value] if isinstance(value, str) else float(value)
 
 
-def _converter() -> Any:
+def json_converter() -> Any:
+    """Returns the converter for records: floats that JSON cannot hold are words."""
     from cattrs import Converter
 
     converter = Converter()

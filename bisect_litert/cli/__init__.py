@@ -11,6 +11,7 @@ import click
 from bisect_litert.cli.blocks import blocks
 from bisect_litert.cli.bundle import bundle, replay
 from bisect_litert.cli.group import CONTEXT, PROGRAM, DefaultGroup, show_version
+from bisect_litert.cli.matrix import matrix
 from bisect_litert.cli.printing import print_error, silence_stdout
 from bisect_litert.cli.reading import diff, report, view
 from bisect_litert.cli.run import run
@@ -29,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (run, blocks, report, view, diff, bundle, replay):
+for command in (run, blocks, report, view, diff, bundle, replay, matrix):
     cli.add_command(command)
 
 

@@ -15,35 +15,35 @@ MODEL_CASE = "(model)"
 def render(record: RunRecord) -> str:
     """Returns the run as JUnit XML, in the dialect that Jenkins's schema describes."""
     seconds = f"{record.seconds:.3f}"
-    suite = Xml.Element("testsuite", {"name": _clean(record.model), "time": seconds})
+    suite = Xml.Element("testsuite", {"name": clean(record.model), "time": seconds})
     suite.set("timestamp", record.started.partition("+")[0].rstrip("Z"))  # the schema knows no time zone
     properties = Xml.SubElement(suite, "properties")
     for name, value in {**record.environment, "adapter": record.placement.adapter, "target": record.target}.items():
-        Xml.SubElement(properties, "property", {"name": _clean(name), "value": _clean(value)})
+        Xml.SubElement(properties, "property", {"name": clean(name), "value": clean(value)})
     failures = skipped = 0
     for block in record.blocks:
-        case = Xml.SubElement(suite, "testcase", {"name": _clean(block.name), "classname": _clean(block.class_name)})
+        case = Xml.SubElement(suite, "testcase", {"name": clean(block.name), "classname": clean(block.class_name)})
         mine = [c for c in record.culprits if c.block == block.name]
         if mine:
             failures += 1
             lines = [line for c in mine for line in (*c.evidence, *c.proof, c.source, c.advice) if line]
             what = ", ".join(cause_words(c.cause, c.kind) for c in mine)
-            failure = Xml.SubElement(case, "failure", {"type": str(mine[0].cause), "message": _clean(what)})
-            failure.text = _clean("\n".join(lines))
+            failure = Xml.SubElement(case, "failure", {"type": str(mine[0].cause), "message": clean(what)})
+            failure.text = clean("\n".join(lines))
         elif block.mark in SKIPPED:
             skipped += 1
             Xml.SubElement(case, "skipped", {"message": SKIPPED[block.mark]})
-    case = Xml.SubElement(suite, "testcase", {"name": MODEL_CASE, "classname": _clean(record.model), "time": seconds})
+    case = Xml.SubElement(suite, "testcase", {"name": MODEL_CASE, "classname": clean(record.model), "time": seconds})
     named = {block.name for block in record.blocks}
     errors = 0
     if exit_code(record) == 125:
         errors = 1
-        error = Xml.SubElement(case, "error", {"type": str(record.verdict.cause), "message": _clean(headline(record))})
-        error.text = _clean(record.verdict.summary)
+        error = Xml.SubElement(case, "error", {"type": str(record.verdict.cause), "message": clean(headline(record))})
+        error.text = clean(record.verdict.summary)
     elif record.verdict.diverged and not any(c.block in named for c in record.culprits):
         failures += 1
         failure = Xml.SubElement(case, "failure", {"type": str(record.verdict.cause), "message": headline(record)})
-        failure.text = _clean(record.verdict.summary)
+        failure.text = clean(record.verdict.summary)
     counts = {"tests": len(record.blocks) + 1, "failures": failures, "errors": errors, "skipped": skipped}
     for name, count in counts.items():
         suite.set(name, str(count))
@@ -53,7 +53,8 @@ def render(record: RunRecord) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode") + "\n"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """Returns text that XML can hold."""
     # XML has no way to write most control characters; lone surrogates and two others cannot be written either.
     flat = formats.clean(text)
     return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" or c in "\ufffe\uffff" else c for c in flat)

@@ -1,0 +1,130 @@
+"""The matrix's folder on disk: one folder per cell, whole or not there, and what of it still holds.
+
+OUT/matrix.json .md .csv .html, junit.xml
+OUT/cells/MODEL/TARGET/cell.json, cell.log, run/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bisect_litert.errors import UsageError
+from bisect_litert.matrix import content
+from bisect_litert.matrix.table import Cell, MatrixFileError, structure
+from bisect_litert.record import json_converter
+
+CELL_FILE = "cell.json"
+LOG_FILE = "cell.log"
+RUN_FOLDER = "run"
+MARKER = ".bisect-litert-matrix"
+
+
+class MatrixFolderError(UsageError):
+    """The matrix's folder cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A cell as its folder holds it."""
+
+    key: str
+    sources: dict[str, str]
+    """Files the run read, relative to the plan's folder, with their hashes."""
+    cell: Cell
+    invocation: str = ""
+    """Which run of the matrix made it, on a cluster."""
+
+
+class Store:
+    """The folder of one matrix.
+
+    Args:
+        folder: Where it lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self) -> None:
+        """Makes the folder, or takes over one that an earlier matrix made.
+
+        Raises:
+            MatrixFolderError: It holds something else, or cannot be written.
+        """
+        folder = self.folder
+        try:
+            if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).is_file():
+                raise MatrixFolderError(
+                    f"{folder} is not empty and was not made by bisect-litert matrix.", hint="Give another with --out."
+                )
+            (folder / "cells").mkdir(parents=True, exist_ok=True)
+            (folder / MARKER).write_text("Made by bisect-litert matrix.\n", encoding="utf-8")
+        except OSError as error:
+            raise MatrixFolderError(
+                f"{folder} cannot be written: {error.strerror}.", hint="Give another folder with --out."
+            ) from None
+
+    def place(self, model: str, target: str) -> Path:
+        """Returns where a cell lies."""
+        return self.folder / "cells" / model / target
+
+    def new(self, model: str, target: str) -> Path:
+        """Makes a folder to work in; `keep` moves it to its place."""
+        parent = self.place(model, target).parent
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{target}-", dir=parent))
+
+    def keep(self, work: Path, kept: Kept) -> Cell:
+        """Writes a finished cell into the folder it was worked out in and moves that to its place, all at once."""
+        place = self.place(*kept.cell.key)
+        cell = replace(kept.cell, folder=place.relative_to(self.folder).as_posix())
+        text = json.dumps(json_converter().unstructure(replace(kept, cell=cell)), indent=1, allow_nan=False)
+        (work / CELL_FILE).write_text(text + "\n", encoding="utf-8")
+        if place.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+            os.replace(place, old / "old")
+            os.replace(work, place)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(work, place)
+        return cell
+
+    def kept(self, model: str, target: str) -> Kept | None:
+        """Returns what a cell's folder holds; None when it holds nothing that can be read."""
+        file = self.place(model, target) / CELL_FILE
+        try:
+            found: Kept = structure(json.loads(file.read_text(encoding="utf-8")), Kept, file)
+        except (OSError, ValueError, MatrixFileError):
+            return None
+        return found
+
+    def finished(self, model: str, target: str, key: str, plan_folder: Path) -> Cell | None:
+        """Returns a cell that was run with just this; None when it has to be run."""
+        kept = self.kept(model, target)
+        if kept is None or kept.key != key or not content.still_so(kept.sources, plan_folder):
+            return None
+        return kept.cell
+
+    def tidy(self) -> None:
+        """Removes what processes that were killed left half done."""
+        for left in (self.folder / "cells").glob("*/.*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file of the matrix so that nobody ever sees half of it."""
+        handle, partial = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(partial, 0o644)
+            os.replace(partial, self.folder / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
