@@ -50,6 +50,10 @@ class Model:
     """Path of an .npz, relative to the plan's folder."""
     seed: int = 0
     tap: str = "auto"
+    signature: str = ""
+    """Of a .tflite file."""
+    int_high: int | None = None
+    """For a .tflite file's integer inputs."""
     strict: bool = False
     ratio_limit: float = 10.0
     output_limit: float = 1e-2
@@ -86,6 +90,8 @@ class Model:
             tap="reexport" if self.tap == "reexport" else "auto",
             time_limit=self.time_limit,
             tap_memory=int(self.tap_memory * 2**20),
+            signature=self.signature,
+            int_high=self.int_high,
             strict=self.strict,
             ratio_limit=self.ratio_limit,
             output_limit=self.output_limit,
@@ -140,6 +146,8 @@ _MODEL_KEYS: dict[str, _Kind] = {
     "inputs": _TEXT,
     "seed": _WHOLE,
     "tap": _TEXT,
+    "signature": _TEXT,
+    "int_high": _WHOLE,
     "strict": _YES,
     "ratio_limit": _NUMBER,
     "output_limit": _NUMBER,
