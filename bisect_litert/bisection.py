@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -201,8 +202,13 @@ class _Bisection:
         inputs = self.subject.feed(plain)
         with self._stage("find taps"):
             found = self.subject.locate(plain, inputs, place)
+        if found.output_limit > self.settings.output_limit:
+            self.settings = self.known.settings = replace(self.settings, output_limit=found.output_limit)
+            self.known.notes.append(
+                f"The outputs are quantised so coarsely that only an error above {found.output_limit:.2g} counts."
+            )
         self.known.truth, self.known.taps = found.truth, list(found.tapping.taps)
-        self.known.notes = [*self.subject.notes, *found.tapping.notes]
+        self.known.notes += [*self.subject.notes, *found.tapping.notes]
         self.known.add_results(found.results)
         self._measure(plain, inputs, found, place)
 
@@ -257,6 +263,7 @@ class _Bisection:
                 truth=truth,
                 force=self.subject.force,
                 fp32_cost=shown.cost,
+                steps=shown.steps,
                 reference=self.subject.reference,
                 judges_conversion=self.subject.judges_conversion,
                 values=tapped.values,

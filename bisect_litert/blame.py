@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from bisect_litert import diagnosis
 from bisect_litert.aliasing import operand_in_place_of
 from bisect_litert.culprits import Reading, cause_of, faulty, leaves_range, misconverted
+from bisect_litert.dequantised import as_floats
 from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.evaluation import Evaluator, TappedGraph
 from bisect_litert.graph import Graph, Op
@@ -34,11 +35,14 @@ class Investigation:
     truth: Forward
     force: Callable[[Mapping[str, np.ndarray]], Forward]
     fp32_cost: Mapping[str, float]
+    """What fp32 costs locally (relative L2), by tap key and output label."""
     values: Mapping[int, np.ndarray]
     settings: Settings
     target: str
     first: Mapping[str, JobResult]
     """The first round's results, by kind."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """What rounding a quantised tensor to its steps costs, likewise."""
     reference: str = PYTORCH
     """What the truth was computed by."""
     judges_conversion: bool = True
@@ -170,7 +174,7 @@ class Blamer:
         """Every tensor of the emulated fp16 run of one round's graph, by the original graph's index, after rounding."""
         key = id(graph)
         if key not in self._half_tensors:
-            rounded = emulate(graph.graph, Rounding.HALF)
+            rounded = emulate(as_floats(graph.graph), Rounding.HALF)
             found = self.case.evaluator.all_tensors(rounded, f"half-tensors{len(self._half_tensors)}", graph.feeds)
             at = {t.name: t.index for t in rounded.tensors if t.name.startswith("rounded_")}
             values = {t.index: found.get(at.get(f"rounded_{t.index}", t.index)) for t in self.case.original.tensors}

@@ -39,6 +39,8 @@ class Reading:
     """The CPU run's local error."""
     fp32_cost: float = 0.0
     """Local relative L2 error of torch in fp32 against fp64."""
+    step: float = 0.0
+    """Relative L2 error of rounding it to the steps of the integers it is stored as; 0 where it is stored as floats."""
     fp32: Comparison | None = None
     """The gpu-fp32 run's local error; None until that control was run."""
     fp32_ran: bool = False
@@ -53,9 +55,10 @@ class Reading:
 
     @property
     def cost(self) -> float:
-        """Local relative L2 error that fp16's digits cost here, at least half a unit in the last place."""
+        """Local relative L2 error that fp16's digits cost here, at least half a unit in the last place, or half a step
+        of a quantised tensor, to which two honest devices may round differently."""
         known = self.expected.relative_l2 if self.expected else FP16_UNIT
-        return max(known, FP16_UNIT) if isfinite(known) else FP16_UNIT
+        return max(known if isfinite(known) else FP16_UNIT, FP16_UNIT, self.step)
 
     @property
     def ratio(self) -> float:

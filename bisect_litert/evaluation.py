@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from bisect_litert.dequantised import as_floats
 from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.graph import COPY_SUFFIX, FEED_PREFIX, Graph
 from bisect_litert.jobs import Job, JobResult, JobRunner
@@ -87,7 +88,7 @@ class Evaluator:
         for kind in kinds:
             if kind in (HALF, ROUNDING) and not self._fp32:
                 rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
-                path = self._write(emulate(tapped.graph, rounding, self._tame))
+                path = self._write(emulate(as_floats(tapped.graph), rounding, self._tame))
             else:
                 path = plain
             jobs.append(
@@ -132,7 +133,7 @@ class Evaluator:
         inputs = {p.name: self._inputs[p.name] for p in graph.inputs if p.name in self._inputs} | dict(feeds)
         result = self._runner.run([Job(name, self._write(graph), "interpreter", inputs, tensors="all")])[name]
         self.results.append(result)
-        return dict(result.tensors)
+        return {t: graph.tensors[t].real(value) for t, value in result.tensors.items()}
 
     def _write(self, graph: Graph) -> Path:
         self._files += 1
@@ -146,12 +147,14 @@ class Evaluator:
             name = tapped.names.get(tap.tensor)
             if name is None or name not in result.outputs or tap.layout is None:
                 continue
-            taps[tap.key] = tap.layout.to_torch(result.outputs[name])
+            taps[tap.key] = tap.layout.to_torch(tapped.graph.tensors[tap.tensor].real(result.outputs[name]))
             unwritten[tap.key] = result.unwritten.get(name, 0)
         outputs: dict[str, np.ndarray] = {}
+        at = {port.name: port.tensor for port in tapped.graph.outputs}
         for label, name in tapped.outputs.items():
             if name in result.outputs:
-                outputs[label] = np.asarray(result.outputs[name]).reshape(self._shapes[label])
+                value = tapped.graph.tensors[at[name]].real(np.asarray(result.outputs[name]))
+                outputs[label] = value.reshape(self._shapes[label])
                 unwritten[label] = result.unwritten.get(name, 0)
         return Values(taps, outputs, unwritten)
 
@@ -164,7 +167,7 @@ def float_outputs(graph: Graph, outputs: Mapping[str, str]) -> dict[str, int]:
         outputs: Signature output by the model's own output label.
     """
     at = {port.name: port.tensor for port in graph.outputs}
-    return {label: at[name] for label, name in outputs.items() if graph.tensors[at[name]].is_float}
+    return {label: at[name] for label, name in outputs.items() if graph.tensors[at[name]].is_real}
 
 
 def only(tapped: TappedGraph, tensors: Sequence[int]) -> TappedGraph:
@@ -214,7 +217,7 @@ def heal(tapped: TappedGraph, given: Mapping[int, np.ndarray]) -> TappedGraph | 
     copies = {
         op.outputs[0]
         for op in graph.ops
-        if op.type == "RESHAPE" and graph.tensors[op.outputs[0]].name.endswith(COPY_SUFFIX)
+        if op.type in ("RESHAPE", "DEQUANTIZE") and graph.tensors[op.outputs[0]].name.endswith(COPY_SUFFIX)
     }
     read = {t: v for t, v in given.items() if any(op.outputs[0] not in copies for op in graph.consumers.get(t, ()))}
     if not read:
@@ -226,6 +229,6 @@ def heal(tapped: TappedGraph, given: Mapping[int, np.ndarray]) -> TappedGraph | 
         # The tap's own copy keeps reading what the graph computes, so that a healed block is still seen.
         own = [op for op in editor.subgraph.operators if int(op.outputs[0]) in copies]
         editor.rewire(t, editor.add_input(name, t), skip=own)
-        feeds[name] = value
+        feeds[name] = graph.tensors[t].stored(value)
     editor.prune()
     return TappedGraph(editor.graph(), tapped.names, tapped.outputs, feeds)

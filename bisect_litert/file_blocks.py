@@ -179,7 +179,7 @@ def _leaving(graph: Graph, ops: Sequence[int]) -> list[int]:
         t
         for i in ops
         for t in graph.ops[i].outputs
-        if graph.tensors[t].is_float
+        if graph.tensors[t].is_real
         and graph.tensors[t].size
         and t in graph.computed
         and (t in returned or any(reader.index not in own for reader in graph.consumers.get(t, ())))

@@ -92,6 +92,11 @@ def _draw(graph: Graph, tensor: Tensor, rng: np.random.Generator, int_high: int 
     dtype: np.dtype[Any] = np.dtype(NUMPY[tensor.dtype])
     if dtype.kind == "f":
         return rng.standard_normal(tensor.shape).astype(dtype), "normal"
+    if tensor.quantisation is not None:
+        limits = np.iinfo(dtype)
+        low, high = (tensor.real(np.full(tensor.shape, end, dtype)) for end in (limits.min, limits.max))
+        value = (low + high) / 2 + rng.standard_normal(tensor.shape) * (high - low) / 6
+        return tensor.stored(value.astype(np.float32)), "normal over its range"
     if dtype.kind == "b":
         return rng.integers(0, 2, tensor.shape).astype(bool), "true or false"
     high = int_high if int_high is not None else smallest_table(graph, tensor.index) or 2
@@ -147,6 +152,8 @@ def _fitted(array: np.ndarray, port: Port, tensor: Tensor) -> np.ndarray:
             f"The array for {port.name} has shape {'x'.join(map(str, array.shape)) or 'scalar'}; it takes {shape}.",
             hint="Save it with the file's own shape and order of axes.",
         )
+    if array.dtype.kind == "f":
+        array = tensor.stored(array.reshape(tensor.shape))
     made = array.astype(dtype, copy=False).reshape(tensor.shape)
     if dtype.kind != "f" and not np.array_equal(made.reshape(-1), array.reshape(-1)):
         raise InputsError(

@@ -4,7 +4,8 @@ Teacher forcing is the same graph with every tapped tensor's readers given a fed
 computes at the next tap is then what the CPU makes of the other run's own tensors.
 
 Nothing here knows what the file was made of, so a fault of the conversion cannot show. What fp32 itself costs is the
-difference between two implementations of it: the plain kernels, which add up one by one, and XNNPACK.
+difference between two implementations of it: the plain kernels, which add up one by one, and XNNPACK. Where tensors
+are integers that stand for real numbers, a third one is the same graph computed with floats (dequantised.py).
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
+from bisect_litert.dequantised import as_floats, has_integers
+from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.errors import RunnerError, UnfitReferenceError
 from bisect_litert.evaluation import TappedGraph, heal, tap_graph
 from bisect_litert.graph import FEED_PREFIX, Graph
 from bisect_litert.jobs import Job, JobResult, JobRunner
 from bisect_litert.metrics import compare
 from bisect_litert.readings import Tap
+
+REPEATS = 1e-6
+"""Relative L2 difference up to which two runs are one."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class FileReference:
     folder: Path
     results: list[JobResult] = field(default_factory=list, init=False)
     _base: TappedGraph = field(init=False)
+    _truth: Computed = field(init=False)
     _cut: dict[frozenset[int], tuple[TappedGraph, Path]] = field(default_factory=dict, init=False)
     _count: int = field(default=0, init=False)
 
@@ -72,6 +79,7 @@ class FileReference:
             {tap.key: np.asarray(values[tap.tensor]).reshape(tap.shape) for tap in self.taps if tap.tensor in values},
             {label: np.asarray(values[at[name]]) for label, name in self.outputs.items() if at[name] in values},
         )
+        self._truth = truth
         named = {**truth.taps, **truth.outputs}
         bad = [key for key, value in named.items() if value.dtype.kind == "f" and np.isnan(value).any()]
         if bad:
@@ -81,7 +89,7 @@ class FileReference:
             )
         again = self.force({})
         for key, value in {**again.taps, **again.outputs}.items():
-            if key in named and not np.array_equal(value, named[key], equal_nan=value.dtype.kind == "f"):
+            if key in named and not _same(named[key], value):
                 raise UnfitReferenceError(
                     f"LiteRT on the CPU does not repeat its own result: {key} differs when it runs again.",
                     hint="The file draws random numbers; convert a model that does not.",
@@ -99,7 +107,8 @@ class FileReference:
         """
         given = self._given(values)
         graph, path = self._graph_for(frozenset(given))
-        feeds = {name: given[t] for t in given if (name := f"{FEED_PREFIX}{t:05d}") in graph.feeds}
+        tensors = self.graph.tensors
+        feeds = {name: tensors[t].stored(given[t]) for t in given if (name := f"{FEED_PREFIX}{t:05d}") in graph.feeds}
         result = self._run(path, feeds, "interpreter")
         computed = self._read(result, graph)
         # What the model returns is, where a block returns it, what was put in its place.
@@ -108,17 +117,41 @@ class FileReference:
         return replace(computed, outputs={**computed.outputs, **returned})
 
     def fp32_cost(self) -> dict[str, float]:
-        """Returns what XNNPACK's kernels differ by from the plain ones at their own inputs, by tap key and output."""
+        """Returns what other honest implementations differ by at their own inputs, by tap key and output label."""
         _, path = self._graph_for(frozenset())
-        seen = self._read(self._run(path, {}, "cpu"), self._base)
-        forced = self.force(seen.taps)
-        pairs = {**forced.taps, **forced.outputs}
-        found = {}
-        for key, value in {**seen.taps, **seen.outputs}.items():
-            if value.dtype.kind == "f" and key in pairs:
-                error = compare(reference=pairs[key], target=value).relative_l2
-                found[key] = error if np.isfinite(error) else 0.0
+        paths = [path]
+        if has_integers(self.graph):
+            paths.append(as_floats(self._base.graph).write(self.folder / "reference-floats.tflite"))
+        found: dict[str, float] = {}
+        for path in paths:
+            seen = self._read(self._run(path, {}, "cpu"), self._base)
+            forced = self.force(seen.taps)
+            for key, error in _errors({**forced.taps, **forced.outputs}, {**seen.taps, **seen.outputs}).items():
+                found[key] = max(found.get(key, 0.0), error)
         return found
+
+    def steps(self) -> dict[str, float]:
+        """Returns what rounding a quantised tensor to its steps costs, relative to its value, by tap key and label."""
+        at = {port.name: port.tensor for port in self.graph.outputs}
+        named = [(tap.key, tap.tensor, self._truth.taps.get(tap.key)) for tap in self.taps]
+        named += [(label, at[name], self._truth.outputs.get(label)) for label, name in self.outputs.items()]
+        found = {}
+        for key, t, value in named:
+            stands_for = self.graph.tensors[t].quantisation
+            if stands_for is not None and value is not None and value.size:
+                level = float(np.sqrt(np.mean(np.square(value, dtype=np.float64))))
+                found[key] = stands_for.noise / level if level else 0.0
+        return found
+
+    def rounded_outputs(self) -> dict[str, float]:
+        """Returns how far rounding every tensor to 11 bits puts each output off, where tensors are quantised: a last
+        bit that tips a value over to the next of 256 steps costs a step."""
+        if not has_integers(self.graph):
+            return {}
+        rounded = emulate(as_floats(self._base.graph), Rounding.SIGNIFICAND)
+        path = rounded.write(self.folder / "reference-rounded.tflite")
+        seen = self._read(self._run(path, {}, "cpu"), self._base)
+        return _errors(self._truth.outputs, seen.outputs)
 
     def _given(self, values: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
         found: dict[int, np.ndarray] = {}
@@ -151,11 +184,31 @@ class FileReference:
         return result
 
     def _read(self, result: JobResult, graph: TappedGraph) -> Computed:
+        tensors, at = self.graph.tensors, {port.name: port.tensor for port in self.graph.outputs}
+        labels = [(label, name) for label, name in self.outputs.items() if name in result.outputs]
         return Computed(
             {
-                tap.key: np.asarray(result.outputs[name]).reshape(tap.shape)
+                tap.key: tensors[tap.tensor].real(np.asarray(result.outputs[name])).reshape(tap.shape)
                 for tap in self.taps
                 if (name := graph.names.get(tap.tensor, "")) in result.outputs
             },
-            {label: np.asarray(result.outputs[name]) for label, name in self.outputs.items() if name in result.outputs},
+            {label: tensors[at[name]].real(np.asarray(result.outputs[name])) for label, name in labels},
         )
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two runs gave one value, up to how a last bit is rounded where integers are read as real numbers."""
+    if one.dtype.kind != "f" or np.array_equal(one, other, equal_nan=True):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    found = compare(reference=one, target=other)
+    return found.finite_agreement and found.relative_l2 < REPEATS
+
+
+def _errors(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Relative L2 errors of float tensors by name; 0 where there is nothing finite to compare."""
+    found = {}
+    for key, value in target.items():
+        if value.dtype.kind == "f" and key in reference:
+            error = compare(reference=reference[key], target=value).relative_l2
+            found[key] = error if np.isfinite(error) else 0.0
+    return found

@@ -17,9 +17,18 @@ from typing import Any
 import numpy as np
 
 from bisect_litert import packing
+from bisect_litert.quantisation import Quantisation, unpack_int4
 
 TAP_PREFIX = "bisect_tap_"
 FEED_PREFIX = "bisect_feed_"
+_INTEGERS: dict[str, Any] = {
+    "INT8": np.int8,
+    "UINT8": np.uint8,
+    "INT16": np.int16,
+    "UINT16": np.uint16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+}
 COPY_SUFFIX = "/tap"
 """Ends the name of a tensor that exists only to be looked at."""
 
@@ -34,6 +43,8 @@ class Tensor:
     dtype: str
     """TensorFlow Lite type name, "FLOAT32", "INT32", "BOOL" ..."""
     constant: bool
+    quantisation: Quantisation | None = None
+    """How its integers stand for real numbers; None where they are themselves."""
 
     @property
     def size(self) -> int:
@@ -44,6 +55,24 @@ class Tensor:
     def is_float(self) -> bool:
         """Whether it holds float32 values."""
         return self.dtype == "FLOAT32"
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it holds real numbers, as float32 or as integers that stand for them."""
+        return self.is_float or self.quantisation is not None
+
+    def real(self, values: np.ndarray) -> np.ndarray:
+        """Returns the numbers that a run's integers stand for; anything else as it is."""
+        if self.quantisation is None or values.dtype.kind not in "iu":
+            return values
+        return self.quantisation.real(values.reshape(self.shape)).reshape(values.shape)
+
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """Returns numbers as the tensor holds them."""
+        if self.quantisation is None or values.dtype.kind != "f":
+            return values
+        dtype = np.dtype(_INTEGERS[self.dtype])
+        return self.quantisation.stored(values.reshape(self.shape), dtype).reshape(values.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +145,9 @@ class Graph:
             shape = tuple(int(n) for n in tensor.shape) if tensor.shape is not None else ()
             name = tensor.name.decode(errors="replace") if isinstance(tensor.name, bytes) else str(tensor.name or "")
             constant = data is not None and len(data) > 0
-            found.append(Tensor(index, name, shape, flatbuffer_utils.type_to_name(tensor.type), constant))
+            dtype = flatbuffer_utils.type_to_name(tensor.type)
+            stands_for = Quantisation.of(tensor) if dtype in _INTEGERS or dtype == "INT4" else None
+            found.append(Tensor(index, name, shape, dtype, constant, stands_for))
         return tuple(found)
 
     @cached_property
@@ -192,6 +223,18 @@ class Graph:
         data = self.model.buffers[self.subgraph.tensors[index].buffer].data
         return np.frombuffer(bytes(data), dtype=dtype).reshape(tensor.shape)
 
+    def real_constant(self, index: int) -> np.ndarray | None:
+        """Returns the real numbers that a constant holds, float32; None for what is no constant, or holds none."""
+        tensor = self.tensors[index]
+        if not tensor.constant or not (tensor.is_real or tensor.dtype == "FLOAT16"):
+            return None
+        data = np.frombuffer(bytes(self.model.buffers[self.subgraph.tensors[index].buffer].data), np.uint8)
+        if tensor.dtype == "INT4":
+            return tensor.real(unpack_int4(data, tensor.size).reshape(tensor.shape))
+        dtype = {"FLOAT32": np.float32, "FLOAT16": np.float16, **_INTEGERS}[tensor.dtype]
+        stored = data.view(dtype).reshape(tensor.shape)
+        return tensor.real(stored).astype(np.float32)
+
     def option(self, op: Op, name: str) -> Any:
         """Returns a builtin option of an op, such as BATCH_MATMUL's "adjY"; None when it has none of that name."""
         return getattr(self.subgraph.operators[op.index].builtinOptions, name, None)
@@ -258,7 +301,8 @@ class Graph:
 
         A tensor that is also consumed leaves through its own same-shape RESHAPE when `copies` is set: the delegate
         hands a tensor that is output and consumed to the wrong buffer (docs/taps.md). One that is already an output
-        and nothing else is not tapped twice, since of two outputs with one tensor only one gets written.
+        and nothing else is not tapped twice, since of two outputs with one tensor only one gets written. A quantised
+        one leaves through a DEQUANTIZE either way: outputs keep no scale.
 
         Args:
             tensors: Tensor indices; none may be a constant or a graph input.
@@ -276,7 +320,10 @@ class Graph:
                 names[t] = existing[t]
                 continue
             names[t] = f"{TAP_PREFIX}{t:05d}"
-            editor.add_output(names[t], editor.copy_of(t) if copies and consumed else t)
+            if self.tensors[t].quantisation is not None:
+                editor.add_output(names[t], editor.real_of(t))
+            else:
+                editor.add_output(names[t], editor.copy_of(t) if copies and consumed else t)
         return editor.graph(), names
 
 
@@ -374,6 +421,15 @@ class Editor:
         self.add_op("RESHAPE", [t, target], [out], newShape=shape)
         return out
 
+    def real_of(self, t: int, at: int | None = None) -> int:
+        """Adds a DEQUANTIZE of quantised tensor `t`, at the end or before position `at`; returns the new tensor."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        tensor = self.subgraph.tensors[t]
+        out = self.add_tensor(f"{_text(tensor.name)}{COPY_SUFFIX}", tensor.shape, schema.TensorType.FLOAT32)
+        self.add_op("DEQUANTIZE", [t], [out], at)
+        return out
+
     def add_output(self, name: str, t: int) -> None:
         """Makes tensor `t` an output under a name."""
         from ai_edge_litert import schema_py_generated as schema
@@ -391,12 +447,13 @@ class Editor:
             self._signature.outputs = []
 
     def add_input(self, name: str, like: int) -> int:
-        """Adds a graph input with the shape and type of tensor `like` and returns its index."""
+        """Adds a graph input with the shape, type and scale of tensor `like` and returns its index."""
         from ai_edge_litert import schema_py_generated as schema
 
         tensor = self.subgraph.tensors[like]
         shape = [int(n) for n in tensor.shape] if tensor.shape is not None else []
         t = self.add_tensor(name, shape, tensor.type)
+        self.subgraph.tensors[t].quantization = tensor.quantization
         self.subgraph.inputs.append(t)
         if self._signature is not None:
             port = schema.TensorMapT()

@@ -210,7 +210,7 @@ class _Rounds:
         )
         # Two kinds of CPU kernels that differ say what fp32 costs, not that the file is wrong.
         judged = runs if case.judges_conversion else replace(runs, cpu=None)
-        return build(case.taps, case.owners, judged, case.links, case.fp32_cost, frozenset(given)), runs
+        return build(case.taps, case.owners, judged, case.links, case.fp32_cost, frozenset(given), case.steps), runs
 
     def _keep(self, runs: Runs) -> None:
         named = {RunName.CPU: runs.cpu}

@@ -102,7 +102,7 @@ def _spelled(level: Level) -> str:
 
 def _own_path(graph: Graph, op: Op) -> Path | None:
     """The path in the name of what an op writes, else in that of a weight that it alone reads."""
-    alone = [t for t in op.inputs if graph.tensors[t].constant and len(graph.consumers[t]) == 1]
+    alone = [t for t in op.inputs if t not in graph.computed and len(graph.consumers[t]) == 1]
     for t in (*op.outputs, *alone):
         paths = tensor_names.parse(graph.tensors[t].name)
         if paths and (t in op.outputs or paths[0]):

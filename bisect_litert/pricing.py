@@ -16,6 +16,7 @@ import numpy as np
 from bisect_litert.blame import Investigation
 from bisect_litert.culprits import Reading, limit
 from bisect_litert.cutting import cut
+from bisect_litert.dequantised import with_real_weights
 from bisect_litert.emulation import Rounding, allowance, emulate, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, TappedGraph
 from bisect_litert.graph import FEED_PREFIX, Graph, Op
@@ -77,6 +78,7 @@ class Pricer:
     def __init__(self, case: Investigation) -> None:
         self.case = case
         self._walls = {t.tensor for t in case.taps if t.tensor >= 0}
+        self._exact = with_real_weights(case.original)
         self._count = 0
 
     def ops_of(self, block: str) -> tuple[Op, ...]:
@@ -136,7 +138,12 @@ class Pricer:
         result = case.evaluator.run(both, [kind], f"-ops{self._count}{'' if copies else '-raw'}")[kind]
         if not result.ok:
             return None, [result]
-        found = {t: np.asarray(result.outputs[n]) for t, n in both.names.items() if t in wanted and n in result.outputs}
+        tensors = case.original.tensors
+        found = {
+            t: tensors[t].real(np.asarray(result.outputs[n]))
+            for t, n in both.names.items()
+            if t in wanted and n in result.outputs
+        }
         # What no op of this graph writes is given to it: the model's inputs and healed tensors, rounded as fp16
         # stores them.
         fed = {t: value for n, value in graph.feeds.items() for t in wanted if n == f"{FEED_PREFIX}{t:05d}"}
@@ -144,14 +151,14 @@ class Pricer:
         given = {t: case.values[t] for t in wanted if t not in found and t in case.values}
         given.update({t: value for t, value in fed.items() if t not in made})
         for t, value in given.items():
-            exactly = np.asarray(value, np.float32)
+            exactly = np.asarray(tensors[t].real(np.asarray(value)), np.float32)
             found[t] = exactly if exact else round_array(exactly, Rounding.HALF)
         found = {t: v for t, v in found.items() if not result.unwritten.get(both.names.get(t, ""))}
         return {t: v.reshape(case.original.tensors[t].shape) for t, v in found.items()}, [result]
 
     def _floats(self, tensors: Iterable[int]) -> list[int]:
         graph = self.case.original
-        return [t for t in dict.fromkeys(tensors) if graph.tensors[t].is_float and t in graph.computed]
+        return [t for t in dict.fromkeys(tensors) if graph.tensors[t].is_real and t in graph.computed]
 
     def _cpu_values(
         self, scene: Scene, ops: Sequence[Op], seen: Mapping[int, np.ndarray]
@@ -166,7 +173,7 @@ class Pricer:
 
     def _alone(self, ops: Sequence[Op], fed: Sequence[int], outputs: Sequence[int]) -> TappedGraph:
         """The block's ops as a graph of their own that reads `fed` as inputs."""
-        made = cut(self.case.original, ops, fed, outputs)
+        made = cut(self._exact, ops, fed, outputs)
         # The values are filled in by _run, which knows them.
         feeds = {name: np.array(t) for name, t in made.inputs.items()}
         return TappedGraph(made.graph, {t: name for name, t in made.outputs.items()}, {}, feeds)
@@ -174,13 +181,15 @@ class Pricer:
     def _run(
         self, graph: TappedGraph, seen: Mapping[int, np.ndarray], name: str
     ) -> tuple[dict[int, np.ndarray] | None, JobResult]:
-        feeds = {n: np.ascontiguousarray(seen[int(t)], np.float32) for n, t in graph.feeds.items()}
+        tensors = self.case.original.tensors
+        feeds = {n: tensors[int(t)].stored(np.asarray(seen[int(t)], np.float32)) for n, t in graph.feeds.items()}
+        feeds = {n: np.ascontiguousarray(value) for n, value in feeds.items()}
         ready = replace(graph, feeds=feeds)
         result = self.case.evaluator.run(ready, [CPU], f"-{name}")[CPU]
         if not result.ok:
             return None, result
-        shapes = self.case.original.tensors
-        return {t: np.asarray(result.outputs[n]).reshape(shapes[t].shape) for t, n in graph.names.items()}, result
+        read = {t: tensors[t].real(np.asarray(result.outputs[n])) for t, n in graph.names.items()}
+        return {t: value.reshape(tensors[t].shape) for t, value in read.items()}, result
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -209,7 +218,7 @@ class Pricer:
         for base in self._plain(ops):
             known = [t for t in base.op.outputs if t in seen and t in forced]
             local = compare_by_scale(reference=forced[known[0]], target=seen[known[0]]) if known else None
-            wrong = self._wrong(base.op, local) and not (
+            wrong = self._wrong(base.op, local, forced[known[0]] if known else None) and not (
                 known[0] in chained and swallowed(self.case.original, known[0], ops, chained, seen)
             )
             prices.append(replace(base, local=local, wrong=wrong))
@@ -218,10 +227,14 @@ class Pricer:
         guilty = self._guilty(scene, prices)
         return Priced(tuple(prices), guilty, jobs=tuple(jobs))
 
-    def _wrong(self, op: Op, local: Comparison | None) -> bool:
+    def _wrong(self, op: Op, local: Comparison | None, right: np.ndarray | None) -> bool:
         settings = self.case.settings
+        stands_for = self.case.original.tensors[op.outputs[0]].quantisation if op.outputs else None
+        step = 0.0
+        if stands_for is not None and right is not None and right.any():
+            step = stands_for.noise / float(np.sqrt(np.mean(np.square(right, dtype=np.float64))))
         room = min(2 * allowance(self.case.original, [op]) * FP16_UNIT, settings.output_limit)
-        return out_of_line(local, max(settings.ratio_limit * FP16_UNIT, room))
+        return out_of_line(local, max(settings.ratio_limit * max(FP16_UNIT, step), room))
 
     def _guilty(self, scene: Scene, prices: Sequence[OpPrice]) -> int:
         wrong = [p for p in prices if p.wrong]
@@ -235,6 +248,8 @@ class Pricer:
         # Digits lost once are lost again by whatever handles the same large numbers next: the first of the worst is
         # the origin.
         most = max(p.contribution for p in known)
+        if most <= 0:
+            return -1
         return next(p.op.index for p in known if p.contribution >= most / 2)
 
     def _contributions(

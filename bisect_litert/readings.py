@@ -153,6 +153,7 @@ def build(
     links: Mapping[str, tuple[tuple[str, ...], float, int]],
     fp32_cost: Mapping[str, float],
     healed: frozenset[str] = frozenset(),
+    steps: Mapping[str, float] = {},
 ) -> list[Reading]:
     """Puts what every run says of each tap side by side, in data flow order, the model's outputs last.
 
@@ -163,6 +164,7 @@ def build(
         links: What `flow` read off the graph.
         fp32_cost: Local relative L2 error of torch in fp32, by tap key or output label.
         healed: Taps whose consumers were given torch's own value.
+        steps: What rounding a quantised tensor to its steps costs, by tap key or output label.
     """
     readings = []
     for tap in taps:
@@ -179,6 +181,7 @@ def build(
             allowance=factor,
             cpu=_known(runs.cpu.local if runs.cpu else None, tap.key),
             fp32_cost=fp32_cost.get(tap.key, 0.0),
+            step=steps.get(tap.key, 0.0),
             fp32=_known(runs.fp32.local if runs.fp32 else None, tap.key),
             fp32_ran=runs.fp32 is not None,
             uncontrolled=runs.uncontrolled,
@@ -198,6 +201,7 @@ def build(
                 allowance=factor,
                 cpu=_known(runs.cpu.output_local if runs.cpu else None, label),
                 fp32_cost=fp32_cost.get(label, 0.0),
+                step=steps.get(label, 0.0),
                 fp32=_known(runs.fp32.output_local if runs.fp32 else None, label),
                 fp32_ran=runs.fp32 is not None,
                 uncontrolled=runs.uncontrolled,

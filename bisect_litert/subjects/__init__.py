@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -45,6 +45,10 @@ class Located:
     """The shipped graph's signature output by the model's own output label."""
     cost: Mapping[str, float]
     """What fp32 itself costs locally (relative L2), by tap key and output label."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """What rounding a quantised tensor to its steps costs (relative L2), likewise; empty where nothing is quantised."""
+    output_limit: float = 0.0
+    """Least error of an output that can count, where its own steps are coarser than the limit asked for."""
     results: tuple[JobResult, ...] = ()
     """Of the jobs that were run on the way."""
 

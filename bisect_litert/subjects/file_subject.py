@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bisect_litert import file_blocks, file_inputs, tflite_file
+from bisect_litert.dequantised import has_integers, with_real_weights
 from bisect_litert.file_reference import Computed, FileReference
 from bisect_litert.graph import Graph, Op
 from bisect_litert.op_paths import Paths
@@ -18,6 +19,16 @@ from bisect_litert.subjects import Located, Stage, Workplace
 from bisect_litert.subjects.whole_run import run_whole
 from bisect_litert.tapping import Tapping
 
+STEPS = 3.0
+"""Times what rounding costs a quantised output: below that an error is one of its steps, not a fault."""
+HYBRID = (
+    "The weights are quantised and the activations are not. LiteRT's CPU would round those to 8 bits as well; the "
+    "reference computes with the weights' real values, as GPUs do."
+)
+INTEGERS = (
+    "Activations are stored as integers. They are compared as the real numbers they stand for, and what is expected of "
+    "the GPU is the same graph computed with floats and rounded to their steps."
+)
 NO_FLOATS = "No block of the file writes a float tensor that another one reads, so only its outputs are compared."
 
 
@@ -69,13 +80,25 @@ class FileSubject:
     def locate(self, graph: Graph, inputs: Mapping[str, np.ndarray], place: Workplace) -> Located:
         """Runs the file on the CPU and reads its blocks' outputs."""
         outputs = {port.name: port.name for port in graph.outputs}
-        values, whole = run_whole(place.runner, graph, inputs, place.folder, "reference")
+        exact = with_real_weights(graph)
+        values, whole = run_whole(place.runner, exact, inputs, place.folder, "reference")
         taps = file_blocks.taps_of(graph, self._selected)
-        self._reference = FileReference(graph, taps, outputs, inputs, place.runner, place.folder)
+        self._reference = FileReference(exact, taps, outputs, inputs, place.runner, place.folder)
         truth = self._reference.run(values)
-        cost = self._reference.fp32_cost()
-        notes = () if taps else (NO_FLOATS,)
-        return Located(Tapping(graph, taps, outputs, values, notes), truth, outputs, cost, (whole,))
+        steps, rounded = self._reference.steps(), self._reference.rounded_outputs()
+        notes = [] if taps else [NO_FLOATS]
+        notes += [HYBRID] if exact is not graph else []
+        notes += [INTEGERS] if has_integers(graph) else []
+        limit = STEPS * max([0.0, *rounded.values(), *(steps.get(label, 0.0) for label in outputs)])
+        return Located(
+            tapping=Tapping(graph, taps, outputs, values, tuple(notes)),
+            truth=truth,
+            outputs=outputs,
+            cost=self._reference.fp32_cost(),
+            steps=steps,
+            output_limit=limit,
+            results=(whole,),
+        )
 
     def force(self, values: Mapping[str, np.ndarray]) -> Computed:
         """Runs the file on the CPU with these values in place of the blocks' outputs."""

@@ -18,7 +18,7 @@ _NO_KERNEL = re.compile(r"Didn't find op for builtin opcode '(\w+)'")
 def run_whole(
     runner: JobRunner, graph: Graph, inputs: Mapping[str, np.ndarray], folder: Path, name: str
 ) -> tuple[dict[int, np.ndarray], JobResult]:
-    """Runs a graph and returns every tensor by index, inputs included, and the job it took.
+    """Runs a graph and returns every tensor by index, as real numbers, inputs included, and the job it took.
 
     Raises:
         ConversionError: The graph holds an op that LiteRT has no kernel for.
@@ -39,4 +39,4 @@ def run_whole(
             detail=result.log_text[-2000:],
         )
     given = {p.tensor: np.asarray(inputs[p.name]) for p in graph.inputs if p.name in inputs}
-    return {**given, **result.tensors}, result
+    return {t: graph.tensors[t].real(value) for t, value in {**given, **result.tensors}.items()}, result

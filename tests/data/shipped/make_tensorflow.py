@@ -59,10 +59,37 @@ class TwoSignatures(tf.Module):
             return {"logits": tf.nn.softmax(tf.matmul(state, self.weight) * 2.0)}
 
 
-def calibration():
+class Bias(tf.Module):
+    """A constant of rank 3 whose rows differ is added, which the GPU of LiteRT 2.3 gets wrong."""
+
+    def __init__(self):
+        super().__init__()
+        tf.random.set_seed(0)
+        self.weight, self.other = tf.random.normal([8, 8]) * 0.3, tf.random.normal([8, 8]) * 0.3
+        self.rows = tf.reshape(tf.linspace(-1.0, 1.0, 4), [4, 1, 1]) * tf.ones([1, 1, 8])
+
+    @tf.function(input_signature=[tf.TensorSpec([4, 6, 8], tf.float32, name="x")])
+    def __call__(self, x):
+        with tf.name_scope("net"):
+            with tf.name_scope("first"):
+                x = tf.nn.relu(tf.matmul(x, self.weight))
+            with tf.name_scope("rows"):
+                x = x + self.rows
+            with tf.name_scope("last"):
+                return tf.nn.relu(tf.matmul(x, self.other))
+
+
+def calibration(*shape):
     rng = np.random.default_rng(0)
-    for _ in range(50):
-        yield [rng.standard_normal((1, 8, 8, 3)).astype(np.float32)]
+    return lambda: ([rng.standard_normal(shape).astype(np.float32)] for _ in range(50))
+
+
+def to_int8(converter, *shape):
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = calibration(*shape)
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.inference_input_type = converter.inference_output_type = tf.int8
+    return converter.convert()
 
 
 def main() -> None:
@@ -73,11 +100,10 @@ def main() -> None:
     converter.target_spec.supported_types = [tf.float16]
     (HERE / "keras_fp16.tflite").write_bytes(converter.convert())
     converter = tf.lite.TFLiteConverter.from_keras_model(plain_model())
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = calibration
-    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-    converter.inference_input_type = converter.inference_output_type = tf.int8
-    (HERE / "keras_int8.tflite").write_bytes(converter.convert())
+    (HERE / "keras_int8.tflite").write_bytes(to_int8(converter, 1, 8, 8, 3))
+    bias = Bias()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([bias.__call__.get_concrete_function()], bias)
+    (HERE / "rows_int8.tflite").write_bytes(to_int8(converter, 4, 6, 8))
     with tempfile.TemporaryDirectory() as folder:
         module = TwoSignatures()
         tf.saved_model.save(module, folder, signatures={"encode": module.encode, "decode": module.decode})
