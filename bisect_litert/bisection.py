@@ -22,7 +22,7 @@ from bisect_litert import machines, model_file, reproduction, run_folder, tappin
 from bisect_litert.blame import Investigation
 from bisect_litert.confidence import Circumstances
 from bisect_litert.counterfactual import Controls
-from bisect_litert.errors import BisectError
+from bisect_litert.errors import BisectError, UnansweredError
 from bisect_litert.evaluation import CPU, GPU, HALF, ROUNDING, Evaluator, TappedGraph, float_outputs, tap_graph
 from bisect_litert.gate import choose_taps
 from bisect_litert.graph import Graph
@@ -170,6 +170,7 @@ class _Bisection:
             with machines.open_runner(work, self.request) as runner:
                 runner.warm_up()
                 self._work(Workplace(runner, work, self.folder / "logs", self._stage, self._note))
+                self.known.notes += runner.notes
         except KeyboardInterrupt:
             decided = "the culprits found by then are listed" if self.known.found.culprits else "nothing was decided"
             self.known.verdict = Verdict(
@@ -238,6 +239,11 @@ class _Bisection:
                 choice = choose_taps(evaluator, tapped, bare, graph, truth, self.settings.output_limit)
             self.known.add_results(choice.results)
             self.known.choice, graph = choice, choice.graph
+            if choice.unanswered:
+                raise UnansweredError(
+                    f"The tapped graph has no result: {choice.why_not}",
+                    hint="Run the entries of the export on the device, bring the results back, and ingest them.",
+                )
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
             self.known.notes.append(f"{choice.why_not} {_STAND_IN[self.request.fp32]} stands in for the GPU.")

@@ -30,6 +30,6 @@ def of_device(name: str, versions: Mapping[str, str], lacks: Sequence[str] = ())
         versions: What its worker said of itself (JobResult.versions).
         lacks: What its runtime has no way to ask for (JobResult.lacks).
     """
-    told = {f"device {key}": value for key, value in versions.items() if key != "host"}
+    told = {f"device {key}": value for key, value in versions.items() if key not in ("host", "device", "gpu")}
     without = {"device lacks": ", ".join(lacks)} if lacks else {}
     return {"device": name or versions.get("host", "") or "unnamed", **told, **without}

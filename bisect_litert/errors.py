@@ -72,5 +72,13 @@ class ExportError(BisectError):
     """torch.export could not trace the model; what needs its operators is done without."""
 
 
+class ExportFolderError(UsageError):
+    """An export folder, or results for it, cannot be used as given."""
+
+
+class UnansweredError(BisectError):
+    """A device that is reached by hand has not run what everything else depends on."""
+
+
 class RunnerError(BisectError):
     """The worker process gave nothing usable back."""

@@ -14,7 +14,7 @@ import numpy as np
 from bisect_litert import placement
 from bisect_litert.aliasing import operand_in_place_of
 from bisect_litert.evaluation import GPU, Evaluator, TappedGraph, merge, only, tap_graph
-from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
+from bisect_litert.jobs import CRASHED, NOT_RUN, TIMED_OUT, JobResult
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import Forward, Values
 from bisect_litert.tapping import Tapping
@@ -47,6 +47,8 @@ class Choice:
     """The untapped run, when it crashed, hung or failed."""
     changed_by: tuple[str, ...] = ()
     """Where the two do not agree: the blocks whose taps alone make the difference."""
+    unanswered: bool = False
+    """Whether the tapped run was not made at all, as on a device whose results are still to come."""
 
 
 def choose_taps(
@@ -68,6 +70,8 @@ def choose_taps(
     first, agrees = gate.run(copies)
     results = [untapped, first]
     reason = placement.read(untapped.log_text + first.log_text, len(plain.graph.ops)).no_gpu_reason
+    if first.status == NOT_RUN:
+        return Choice(copies, {}, tuple(results), False, f"{first.detail}.", unanswered=True)
     if not untapped.ok and not first.ok:
         crashed = untapped.status in (CRASHED, TIMED_OUT)
         if reason or not crashed:
@@ -78,7 +82,7 @@ def choose_taps(
     if untapped.ok:
         again = evaluator.run(plain, [GPU], "-again")[GPU]
         results.append(again)
-        repeats = again.ok and _same_bits(untapped, again)
+        repeats = again.ok and _same_bits(untapped, again) if again.status != NOT_RUN else None
     choice = Choice(copies, {GPU: first}, tuple(results), True, untapped=bare, repeats=repeats)
     if bare is None:
         return replace(

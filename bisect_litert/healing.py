@@ -16,7 +16,7 @@ from bisect_litert.blame import Blamer, Investigation, void
 from bisect_litert.culprits import Reading, amplification, faulty, find_faults, find_loss, hints_at_range, upstream
 from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
-from bisect_litert.jobs import JobResult
+from bisect_litert.jobs import NOT_RUN, JobResult
 from bisect_litert.metrics import FP16_UNIT, compare, compare_by_scale, out_of_line, true_infinities
 from bisect_litert.readings import OUTPUT, Errors, Runs, Values, build, measure
 from bisect_litert.record import Cause, Culprit, RunName
@@ -92,7 +92,8 @@ class _Rounds:
             lost = results[case.target]
             if not lost.ok or void(case.evaluator.values(lost, graph)):
                 why = lost.detail or "it writes nothing"
-                found.notes.append(f"What lies behind {', '.join(sorted(healed))} does not run alone: {why}.")
+                what = "is not known yet" if lost.status == NOT_RUN else "does not run alone"
+                found.notes.append(f"What lies behind {', '.join(sorted(healed))} {what}: {why}.")
                 break
         else:
             found.notes.append(f"Stopped after {MAX_ROUNDS} rounds of healing; there may be more culprits.")

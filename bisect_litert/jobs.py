@@ -88,6 +88,10 @@ class JobRunner(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a report should say of where jobs ran."""
+
     def warm_up(self) -> None:
         """Starts what takes time to start."""
 

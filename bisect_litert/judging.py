@@ -191,7 +191,7 @@ def place(known: Findings) -> Placement:
     if seen is None or known.target != GPU:
         why = seen[0].no_gpu_reason if seen else ""
         return Placement("", 0, 0, f"No GPU was used. {why}".strip())
-    log, _ = seen
+    log, result = seen
     graph = known.plain or known.graph
     refusals = []
     if graph is not None:
@@ -202,6 +202,9 @@ def place(known: Findings) -> Placement:
             text, issue = (entry.text, entry.reference) if entry else ("", "")
             blocks = _blocks_with(known, graph, ops)
             refusals.append(Refusal(refused.op, refused.reason, len(ops), blocks, text, issue))
+    if log.gpu_ops is None and result.ok:  # another machine's results, without its log
+        adapter = log.adapter or result.versions.get("gpu", "")
+        return Placement(adapter, -1, -1, "There is no log, so where operations ran is not known.")
     gpu, cpu = log.gpu_ops or 0, log.cpu_ops or 0
     whole = {0: "No operation runs", 1: "The only operation runs"}.get(gpu, f"All {gpu} operations run")
     line = log.line or f"{whole} on the GPU."

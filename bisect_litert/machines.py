@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bisect_litert.command_runner import REQUEST, RESPONSE, CommandRunner, parse_command
+from bisect_litert.device_folder import DeviceFolder
 from bisect_litert.errors import UsageError
 from bisect_litert.jobs import JobRunner
+from bisect_litert.recorded_runner import RecordedRunner
 from bisect_litert.request import BisectRequest
 from bisect_litert.routing import RoutedRunner
 from bisect_litert.runners import Runner, worker_command
@@ -27,6 +29,8 @@ def open_runner(work: Path, request: BisectRequest) -> JobRunner:
     target = work / "target"
     if request.runner:
         return RoutedRunner(local, _elsewhere(target, request))
+    if request.answers:
+        return RoutedRunner(local, RecordedRunner(request.answers))
     if request.python:
         return RoutedRunner(local, Runner(target, request.time_limit, worker_command(request.python)))
     return local
@@ -67,4 +71,6 @@ def device_name(request: BisectRequest) -> str | None:
     if request.runner:
         command = parse_command(request.runner)
         return host_of(parse_ssh(command[:-2])[1]) if _is_ssh(command) else ""
+    if request.answers:
+        return DeviceFolder(request.answers).about().get("device", "a device reached by hand")
     return "this machine, another environment" if request.python else None

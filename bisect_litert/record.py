@@ -344,6 +344,7 @@ class Placement:
     adapter: str
     """The adapter line's name; empty when no GPU was used."""
     gpu_ops: int
+    """-1 when it is not known, as on a device whose log was not brought back."""
     cpu_ops: int
     line: str
     """The delegate's own sentence, or ours when it printed none."""

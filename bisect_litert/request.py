@@ -52,6 +52,10 @@ class BisectRequest:
     """Interpreter on the machine that `runner` reaches over ssh."""
     python: str = ""
     """Interpreter of another environment on this machine, whose ai-edge-litert runs the GPU jobs."""
+    answers: Path | None = None
+    """An export folder whose results stand for the GPU jobs, and which gets a next round for those without one."""
+    conversions: Path | None = None
+    """Keeps the converted files; what it holds already is not converted again."""
     switches: bool = True
     """Let control runs use the delegate's debug switches where it heeds them; without them the graph is split, as for
     a runtime that has none."""

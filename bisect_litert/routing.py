@@ -35,6 +35,11 @@ class RoutedRunner:
         else:
             self.stop()
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a report should say of where jobs ran."""
+        return (*self._local.notes, *self._target.notes)
+
     def warm_up(self) -> None:
         """Starts both sides."""
         self._local.warm_up()

@@ -56,6 +56,11 @@ class Runner:
         self._one_by_one = False
         """A worker whose answers come all at once left none: only a job that runs alone can be told to be the cause."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Nothing: what went wrong stands in the results."""
+        return ()
+
     def __enter__(self) -> Runner:
         return self
 

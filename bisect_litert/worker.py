@@ -48,8 +48,8 @@ _PLACEMENT_SWITCHES = "LITERT_GPU_DEBUG_"
 _NO_GPU, _NO_FP32, _NO_SWITCHES = "gpu", "fp32", "switches"
 
 # NaN payloads no kernel writes: arithmetic gives the canonical NaN, and a copied NaN keeps its own payload.
-_FLOAT_SENTINELS = {"float16": 0x7EEF, "float32": 0x7FC0BEEF, "float64": 0x7FF8BEEFBEEFBEEF}
-_BYTE_SENTINEL = 0x5A
+FLOAT_SENTINELS = {"float16": 0x7EEF, "float32": 0x7FC0BEEF, "float64": 0x7FF8BEEFBEEFBEEF}
+BYTE_SENTINEL = 0x5A
 
 
 class JobError(Exception):
@@ -62,9 +62,9 @@ class UnavailableError(JobError):
 
 def sentinel(dtype: np.dtype[Any], count: int) -> np.ndarray:
     """Returns `count` elements of `dtype` as the bytes (uint8) that an output buffer is filled with before a run."""
-    pattern = _FLOAT_SENTINELS.get(dtype.name)
+    pattern = FLOAT_SENTINELS.get(dtype.name)
     if pattern is None:
-        return np.full(count * dtype.itemsize, _BYTE_SENTINEL, np.uint8)
+        return np.full(count * dtype.itemsize, BYTE_SENTINEL, np.uint8)
     return np.full(count, pattern, f"u{dtype.itemsize}").view(np.uint8)
 
 
@@ -76,9 +76,9 @@ def count_unwritten(raw: np.ndarray, dtype: np.dtype[Any]) -> int:
         dtype: The tensor's. Integers and bools have no spare values, so they count only when all elements hold it.
     """
     count = raw.size // dtype.itemsize
-    if dtype.name in _FLOAT_SENTINELS:
-        return int(np.count_nonzero(raw.view(f"u{dtype.itemsize}") == _FLOAT_SENTINELS[dtype.name]))
-    return count if count and bool((raw == _BYTE_SENTINEL).all()) else 0
+    if dtype.name in FLOAT_SENTINELS:
+        return int(np.count_nonzero(raw.view(f"u{dtype.itemsize}") == FLOAT_SENTINELS[dtype.name]))
+    return count if count and bool((raw == BYTE_SENTINEL).all()) else 0
 
 
 def fit_input(name: str, array: np.ndarray, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:

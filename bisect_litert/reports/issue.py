@@ -162,7 +162,7 @@ def _where(record: RunRecord, culprit: Culprit) -> Iterator[str]:
 def _excluded(record: RunRecord, culprit: Culprit, repro: Repro) -> Iterator[str]:
     found = list(markdown.exclusions(record)) if record.culprits[:1] == (culprit,) else []
     where = record.placement
-    if not is_emulated(record) and where.gpu_ops and not where.cpu_ops:
+    if not is_emulated(record) and where.gpu_ops > 0 and not where.cpu_ops:
         found.append(f"**Fallback to the CPU**, by the placement: {_text(where.line)}")
     if repro.state in (ALONE, IN_CONTEXT):
         found.append("**The rest of the model, and the taps**, by the reproduction: it has neither.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,9 +88,14 @@ class TorchSubject:
             return self._convert(self.loaded.module, place, "model.tflite", "convert")
 
     def _convert(self, module: Any, place: Workplace, file: str, name: str) -> Graph:
+        kept = self.request.conversions / file if self.request.conversions else None
+        if kept is not None and kept.is_file():
+            return Graph.read(kept)
         made = self._converter.convert(
             module, self.loaded.args, self.loaded.kwargs, place.folder / file, place.logs / f"{name}.log"
         )
+        if kept is not None:
+            shutil.copyfile(place.folder / file, kept)
         place.note(name, made.seconds, "from the cache" if made.stored else "")
         return made.graph
 
