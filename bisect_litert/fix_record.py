@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from math import nan
+from pathlib import Path
 
-from bisect_litert.record import Cause, Word
+from bisect_litert.errors import RunFolderError
+from bisect_litert.record import Cause, Word, json_converter
 
 FIX_SCHEMA = 1
 FIX_FILE = "fix.json"
@@ -72,12 +75,15 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """The culprit's ops kept off the GPU: not a fix of the model, but a way to run it."""
+class KeptOff:
+    """Ops kept off the GPU: not a fix of the model, but a way to run it."""
 
     ops: tuple[int, ...]
+    """Positions in the .tflite file of the model with all that was fixed."""
     right: bool
+    """Whether every output is right then."""
     output_error: float
+    """Largest relative L2 error of an output; nan when not finite or not run."""
     gpu_time: float
     """Time of a run relative to all ops on the GPU; nan when not measured."""
     how: str
@@ -103,7 +109,8 @@ class CulpritFix:
     """In the order tried; the last one is the fix when there is one."""
     changes: tuple[ChangeRecord, ...] = ()
     limits: str = ""
-    placement: Placement | None = None
+    kept_off: KeptOff | None = None
+    """For what is not fixed; one placement serves all that is left."""
 
     @property
     def fix(self) -> Attempt | None:
@@ -145,3 +152,24 @@ class FixRecord:
     schema: int = FIX_SCHEMA
     files: dict[str, str] = field(default_factory=dict)
     """What the folder holds, relative paths."""
+
+    def to_json(self) -> str:
+        """Returns the record as strictly valid JSON."""
+        return json.dumps(json_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def load(cls, folder: Path) -> FixRecord:
+        """Reads fix.json of a folder.
+
+        Raises:
+            RunFolderError: There is none, it is damaged, or of another schema version.
+        """
+        path = folder / FIX_FILE
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data.get("schema") != FIX_SCHEMA:
+                raise ValueError(f"schema {data.get('schema')}")
+            record: FixRecord = json_converter().structure(data, cls)
+            return record
+        except Exception as error:
+            raise RunFolderError(f"{path} cannot be read: {error}.", hint="Run `bisect-litert fix` again.") from None

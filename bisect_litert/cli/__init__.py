@@ -11,6 +11,7 @@ import click
 from bisect_litert.cli.blocks import blocks
 from bisect_litert.cli.bundle import bundle, replay
 from bisect_litert.cli.device import export, ingest
+from bisect_litert.cli.fix import fix
 from bisect_litert.cli.group import CONTEXT, PROGRAM, DefaultGroup, show_version
 from bisect_litert.cli.matrix import matrix
 from bisect_litert.cli.printing import print_error, silence_stdout
@@ -31,7 +32,7 @@ def cli() -> None:
     """
 
 
-for command in (run, blocks, report, view, diff, bundle, replay, matrix, export, ingest):
+for command in (run, fix, blocks, report, view, diff, bundle, replay, matrix, export, ingest):
     cli.add_command(command)
 
 

@@ -19,9 +19,10 @@ from bisect_litert.rewrites.values import Value, true
 
 DOC = """The same computation with tensors and constants of rank 4 where they meet.
 
-The GPU reads a constant of an elementwise operator at index 0 of its outer axis when the tensor it meets has rank 1 to 3,
-or fewer axes than the constant: every head gets head 0's mask, every token token 0's position. At rank 4 it reads it all.
-So both are reshaped, (d1, d2, d3) to (d1, 1, d2, d3), and the result is reshaped back: the same numbers in the same order.
+The GPU reads a constant of an elementwise operator at index 0 of its outer axis when the tensor it meets has rank 1
+to 3, or fewer axes than the constant: every head gets head 0's mask, every token token 0's position. At rank 4 it reads
+it all. So both are reshaped, (d1, d2, d3) to (d1, 1, d2, d3), and the result is reshaped back: the same numbers in the
+same order.
 
 Limits: tensors that have four axes longer than 1 already stay as they are.
 """
@@ -122,7 +123,7 @@ REWRITE = Rewrite(
     name="constant-operand",
     title="constants met at rank 4",
     causes=(Cause.WRONG_KERNEL,),
-    symptom="masked attention plausible but wrong, its first head right; x * scale or x + positions wrong but for index 0",
+    symptom="masked attention plausible but wrong, its first head right; x * scale or x + positions wrong",
     why="a constant of an elementwise operator is read at index 0 of its outer axis when the tensor has rank 1 to 3",
     rewrite="reshape both to rank 4 with a 1 behind the outer axis, and the result back",
     limits="none for tensors with at most three axes longer than 1",

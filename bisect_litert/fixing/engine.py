@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bisect_litert import trial
 from bisect_litert.bisection import bisect_loaded
 from bisect_litert.errors import BisectError
 from bisect_litert.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
+from bisect_litert.fixing import trial
 from bisect_litert.preparation import LoadedModel
-from bisect_litert.record import Cause, Culprit, Mark, RunName, RunRecord
+from bisect_litert.record import Culprit, Mark, RunName, RunRecord
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MAX_TRIALS = 10
 """Bisections spent on one culprit."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fixed:
     """What a fix leaves in memory."""
 
@@ -47,6 +47,8 @@ class Fixed:
     """Proven replacements in the order they were made."""
     last: RunRecord
     """The bisection of that model; the first one when nothing was fixed."""
+    original: LoadedModel
+    truth: trial.Truth
 
 
 def fix(
@@ -91,6 +93,8 @@ class _Fixing:
         self.model, self.last = loaded, found
         self.steps: list[trial.Step] = []
         self.cases: dict[tuple[str, ...], _Case] = {}
+        self.before: dict[str, tuple[LoadedModel, RunRecord, int]] = {}
+        """Model, its bisection and the number of steps before the first step made for a block."""
         self.trials = 0
 
     def run(self) -> Fixed:
@@ -103,6 +107,8 @@ class _Fixing:
             uncovered = all(_key(culprit) != _key(c) for c in self.first.culprits)
             case = self.cases[_key(culprit)] = _Case(culprit, uncovered, self.last)
             self._work_on(case)
+            if not case.fixed:
+                self._give_up(culprit.block)
         torch32, torch64 = trial.differences(self.model, self.truth)
         record = FixRecord(
             model=self.first.model,
@@ -119,7 +125,7 @@ class _Fixing:
             seconds=time.monotonic() - started,
             environment=self.first.environment,
         )
-        return Fixed(record, self.model, tuple(self.steps), self.last)
+        return Fixed(record, self.model, tuple(self.steps), self.last, self.original, self.truth)
 
     def _work_on(self, case: _Case) -> None:
         self.tell(Progress(f"fix {case.culprit.block}", state="start", detail=case.culprit.cause))
@@ -138,12 +144,20 @@ class _Fixing:
             attempt, step, model, record = self._try(case, region, rewrite, replacement)
             case.attempts.append(attempt)
             if attempt.reached is Reached.PROVEN and record is not None:
+                self.before.setdefault(case.culprit.block, (self.model, self.last, len(self.steps)))
                 self.steps.append(step)
                 self.model, self.last = model, record
                 case.changes = tuple(ChangeRecord(c.operator, c.source, c.how, c.exponent) for c in replacement.changes)
                 case.limits, case.fixed = rewrite.limits, True
                 break
         self.tell(Progress(f"fix {case.culprit.block}", state="done"))
+
+    def _give_up(self, block: str) -> None:
+        """Takes back what was done for a block that does not come right: half a cure is none."""
+        model, last, steps = self.before.get(block, (self.model, self.last, len(self.steps)))
+        if all(_within(step.path, block.split("@")[0]) for step in self.steps[steps:]):
+            self.model, self.last = model, last
+            del self.steps[steps:]
 
     def _candidates(self, case: _Case) -> Iterator[tuple[Region, Rewrite, Replacement]]:
         from bisect_litert.rewrites.catalogue import fitting
@@ -218,7 +232,8 @@ class _Fixing:
         tried = [a for a in case.attempts if a.reached is not Reached.NO_FIT]
         why = ""
         if not fixed:
-            why = left[0].evidence[0] if case.fixed and left and left[0].evidence else ""
+            after = [c for key, c in self.cases.items() if key[0] == culprit.block and c.uncovered and not c.fixed]
+            why = f"behind it lies {after[0].culprit.cause}, which is not fixed" if case.fixed and after else ""
             why = why or tried[-1].detail if tried else "; ".join(dict.fromkeys(a.detail for a in case.attempts))
             why = why or f"no rewrite is known for {culprit.cause} here"
         return CulpritFix(
@@ -307,15 +322,3 @@ def output_error(record: RunRecord) -> float:
             continue
         errors.append(comparison.relative_l2 if comparison.finite_agreement else nan)
     return float(np.max(errors)) if errors else nan
-
-
-def unfixed(record: FixRecord) -> Sequence[CulpritFix]:
-    """Returns the culprits that are left."""
-    return [c for c in record.culprits if c.outcome is not Outcome.FIXED]
-
-
-def causes_with_rewrites() -> frozenset[Cause]:
-    """Returns the causes that any rewrite is tried for."""
-    from bisect_litert.rewrites.catalogue import rewrites
-
-    return frozenset(cause for rewrite in rewrites() for cause in rewrite.causes)

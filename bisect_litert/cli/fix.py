@@ -1,0 +1,44 @@
+"""`bisect-litert fix`: from diagnosis to a proven cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bisect_litert.cli.printing import emit, progress_console
+from bisect_litert.errors import ExitCode
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--model", metavar="MODEL", help="The model RUN was made of.  [default: found by its name]")
+@click.option("--inputs", metavar="NPZ", type=click.Path(path_type=Path), help="The inputs RUN was made with.")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to.  [default: RUN/fix]")
+@click.option("--tflite", metavar="FILE", type=click.Path(path_type=Path), help="Write the fixed .tflite there, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-v", "--verbose", is_flag=True, help="Progress without a terminal, too.")
+def fix(
+    run: Path,
+    model: str | None,
+    inputs: Path | None,
+    out: Path | None,
+    tflite: Path | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> ExitCode:
+    """Try rewrites on the culprits of the run in the folder RUN, and keep what the GPU proves.
+
+    Ends with 0 if no divergence is left.
+    """
+    from bisect_litert.reports import fix as report
+    from bisect_litert.reports.progress import ProgressDrawer
+
+    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+        from bisect_litert.fixing.run import fix_run
+
+        record = fix_run(run, on_progress, model=model, inputs=inputs, out=out, tflite=tflite)
+    emit(record.to_json() if as_json else report.text(record))
+    return ExitCode.DIVERGED if record.diverged_after else ExitCode.OK

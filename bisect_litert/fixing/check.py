@@ -1,0 +1,99 @@
+"""Holds saved rewrites against the original model once more, from the files alone.
+
+    python -m bisect_litert.fixing.check MODEL FOLDER [--inputs NPZ] [--seed N]
+
+Run in a process of its own, as by a stranger: loads MODEL, imports FOLDER/rewrites.py, applies it, converts the result
+anew, runs it on the GPU, and prints a JSON object. Nothing of what the fix held in memory takes part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import nan
+from pathlib import Path
+
+import numpy as np
+
+from bisect_litert import model_file
+from bisect_litert.conversion import convert, input_names
+from bisect_litert.fixing import rewrites_file
+from bisect_litert.fixing.trial import TORCH_LIMIT, differences, truth_of
+from bisect_litert.jobs import Job
+from bisect_litert.metrics import compare
+from bisect_litert.preparation import LoadedModel
+from bisect_litert.runners import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the saved files come to."""
+
+    torch32: float
+    torch64: float
+    output_error: float
+    """Largest relative L2 error of a float output on the GPU against the original model in PyTorch; nan when one is not
+    finite, or nothing ran."""
+    on_gpu: bool
+    detail: str = ""
+
+    def right(self, limit: float) -> bool:
+        """Whether torch computes the same and every output is in line."""
+        double = 0.0 if np.isnan(self.torch64) else self.torch64
+        return self.on_gpu and max(self.torch32, double) <= TORCH_LIMIT and self.output_error <= limit
+
+
+def check(loaded: LoadedModel, source: str, work: Path, *, time_limit: float = 300.0) -> Check:
+    """Applies saved rewrites to a model and runs it.
+
+    Args:
+        loaded: The original model.
+        source: The text of rewrites.py.
+        work: Folder for what is converted.
+        time_limit: Seconds the GPU run may take.
+
+    Raises:
+        BisectError: The changed model fails in PyTorch or does not convert.
+    """
+    changed = replace(loaded, module=rewrites_file.apply(source, loaded.module))
+    truth = truth_of(loaded)
+    torch32, torch64 = differences(changed, truth)
+    path = work / "fixed.tflite"
+    graph = convert(changed.module, changed.args, changed.kwargs, path, work / "convert.log")
+    inputs = input_names(graph, changed.args, changed.kwargs)
+    with Runner(work / "run", time_limit) as runner:
+        result = runner.run([Job("gpu", path, "gpu", inputs)])["gpu"]
+    if not result.ok:
+        return Check(torch32, torch64, nan, False, f"{result.status}: {result.detail}")
+    errors = [
+        compare(reference=wanted, target=np.asarray(result.outputs[port.name]))
+        for wanted, port in zip(truth.single.values(), graph.outputs, strict=True)
+        if graph.tensors[port.tensor].is_float
+    ]
+    levels = [c.relative_l2 if c.finite_agreement else nan for c in errors]
+    return Check(torch32, torch64, float(np.max(levels)) if levels else nan, True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the check as JSON; nan as null."""
+    parser = argparse.ArgumentParser(description="Holds saved rewrites against the original model once more.")
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--inputs", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    loaded = model_file.load(args.model, inputs_path=args.inputs, seed=args.seed)
+    source = (args.folder / rewrites_file.NAME).read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="bisect-litert-check-") as work:
+        found = check(loaded, source, Path(work))
+    row = {key: None if isinstance(v, float) and np.isnan(v) else v for key, v in asdict(found).items()}
+    print(json.dumps(row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

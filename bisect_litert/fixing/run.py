@@ -1,0 +1,105 @@
+"""Fixes a run that lies in a folder: finds its model again, and leaves the cure beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bisect_litert import model_file
+from bisect_litert.errors import RunFolderError, UsageError
+from bisect_litert.fix_record import FixRecord
+from bisect_litert.fixing.engine import fix
+from bisect_litert.fixing.folder import FOLDER, leave
+from bisect_litert.record import RunRecord
+from bisect_litert.request import BisectRequest, OnProgress, Progress
+
+
+def fix_run(
+    folder: Path,
+    on_progress: OnProgress,
+    *,
+    model: str | None = None,
+    inputs: Path | None = None,
+    out: Path | None = None,
+    tflite: Path | None = None,
+) -> FixRecord:
+    """Fixes the culprits of a run.
+
+    Args:
+        folder: The run folder.
+        on_progress: Told of every attempt.
+        model: The model it was made of; looked for by the name in the record if none.
+        inputs: The .npz it was made with; looked for likewise.
+        out: Where the cure goes; `folder`/fix if none.
+        tflite: Where the fixed model's .tflite file goes as well.
+
+    Raises:
+        BisectError: The run or its model cannot be read, or the run has nothing to fix.
+    """
+    record = RunRecord.load(folder)
+    folder = folder if folder.is_dir() else folder.parent
+    if not record.culprits:
+        raise UsageError(
+            f"The run in {folder} has no culprit: {record.verdict.cause}.", hint="There is nothing to rewrite."
+        )
+    request = request_of(record, folder, model, inputs)
+    on_progress(Progress("load model", state="start"))
+    loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
+    on_progress(Progress("load model", state="done"))
+    fixed = fix(loaded, record, request, on_progress)
+    return leave(fixed, request, out or folder / FOLDER, on_progress, tflite=tflite)
+
+
+def request_of(record: RunRecord, folder: Path, model: str | None, inputs: Path | None) -> BisectRequest:
+    """Returns what to ask for so that the run repeats.
+
+    Raises:
+        RunFolderError: The model or its inputs are not where they could be found.
+    """
+    settings = record.settings
+    if inputs is None and settings.inputs:
+        inputs = _found(settings.inputs, folder)
+        if inputs is None:
+            raise RunFolderError(
+                f"The run was made with inputs from {settings.inputs}, which is not here.",
+                hint="Say where they are: --inputs FILE.",
+            )
+    return BisectRequest(
+        model=model or _model_of(record, folder),
+        blocks=settings.blocks,
+        inputs=inputs,
+        seed=settings.seed,
+        tap="reexport" if settings.tap == "reexport" else "auto",
+        strict=settings.strict,
+        ratio_limit=settings.ratio_limit,
+        output_limit=settings.output_limit,
+        no_gpu=settings.no_gpu,
+    )
+
+
+def _model_of(record: RunRecord, folder: Path) -> str:
+    name, colon, attribute = record.model.rpartition(":")
+    file = name if colon else record.model
+    if not file.endswith(".py"):
+        return record.model  # a module's dotted name
+    path = _found(file, folder)
+    if path is None:
+        raise RunFolderError(
+            f"The run is of {record.model}, which is not here.", hint="Say where it is: --model path/to/model.py."
+        )
+    return f"{path}{colon}{attribute if colon else ''}"
+
+
+def _found(name: str, folder: Path) -> Path | None:
+    """A file by its bare name: here, beside the run folder, or in one folder below here, if there is only one."""
+    for place in (Path.cwd(), folder.resolve().parent):
+        if (place / name).is_file():
+            return _near(place / name)
+    below = [p for p in Path.cwd().glob(f"*/{name}") if p.is_file()]
+    return _near(below[0]) if len(below) == 1 else None
+
+
+def _near(path: Path) -> Path:
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path

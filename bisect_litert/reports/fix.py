@@ -1,0 +1,137 @@
+"""What a fix came to: for a terminal, and as Markdown."""
+
+from __future__ import annotations
+
+from math import isnan
+
+from bisect_litert.fix_record import Attempt, Costs, CulpritFix, FixRecord, Outcome, Reached
+
+
+def text(record: FixRecord) -> str:
+    """The answer on stdout."""
+    lines = [headline(record), ""]
+    for culprit in record.culprits:
+        lines += [*_culprit(culprit), ""]
+    lines += _whole(record)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def headline(record: FixRecord) -> str:
+    """One line: how many of the culprits are fixed, and whether the outputs are right."""
+    fixed = sum(c.outcome is Outcome.FIXED for c in record.culprits)
+    if not record.culprits:
+        return "Nothing to fix: the run found no culprit."
+    right = "no divergence is left" if not record.diverged_after else "the model still diverges"
+    return f"{fixed} of {len(record.culprits)} culprit{_s(record.culprits)} fixed; {right}."
+
+
+def markdown(record: FixRecord) -> str:
+    """The same as fix.md, with a before/after table and every attempt."""
+    lines = [f"# Fix of {record.model}", "", headline(record), ""]
+    lines += ["| block | cause | outcome | rewrite | local error | ratio |", "| --- | --- | --- | --- | --- | --- |"]
+    for c in record.culprits:
+        done = c.fix if c.outcome is Outcome.FIXED else None
+        error = f"{_number(c.before_error)} → {_number(done.block_error)}" if done else _number(c.before_error)
+        ratio = f"{_number(c.before_ratio)} → {_number(done.block_ratio)}" if done else _number(c.before_ratio)
+        cause = f"{c.cause} ({c.kind})" if c.kind else str(c.cause)
+        name = f"{done.title} in {done.region}" if done else ""
+        lines.append(f"| {c.block} | {cause} | {c.outcome} | {name} | {error} | {ratio} |")
+    lines.append("")
+    for c in record.culprits:
+        lines += [f"## {c.block}", "", f"{c.cause}: {c.place}.", ""]
+        if c.why_not:
+            lines += [f"Not fixed: {_sentence(c.why_not)}", ""]
+        if c.outcome is Outcome.FIXED and c.changes:
+            lines += [f"- {change.source + ': ' if change.source else ''}{change.how}" for change in c.changes]
+            lines += ["", f"Limits: {_sentence(c.limits)}", ""]
+        if c.kept_off is not None:
+            lines += [_kept_off(c), ""]
+        lines += ["Tried:", "", *(f"- {_attempt(a)}" for a in c.attempts), ""] if c.attempts else []
+    lines += ["## Before and after", "", *[f"- {line}" for line in _whole(record)], ""]
+    return "\n".join(lines)
+
+
+def _culprit(c: CulpritFix) -> list[str]:
+    cause = f"{c.cause} ({c.kind})" if c.kind else str(c.cause)
+    late = ", shown only after another fix" if c.uncovered else ""
+    lines = [f"{c.block}  {cause}: {c.outcome}{late}", f"  {c.place}"]
+    done = c.fix
+    if c.outcome is Outcome.FIXED and done is not None:
+        lines.append(f"  rewrite    {done.title}, in {done.region}")
+        lines.append(
+            f"  block      off by {_number(c.before_error)} before, {_number(done.block_error)} after"
+            f" (ratio {_number(c.before_ratio)} and {_number(done.block_ratio)})"
+        )
+        lines += [f"  {'changed' if i == 0 else '':10} {_change(x)}" for i, x in enumerate(c.changes[:6])]
+        if len(c.changes) > 6:
+            lines.append(f"  {'':10} and {len(c.changes) - 6} more, in fix.md")
+        lines.append(f"  limits     {c.limits}")
+    else:
+        lines.append(f"  reason     {_sentence(c.why_not)}")
+    failed = [a for a in c.attempts if a.reached is not Reached.PROVEN]
+    lines += [f"  {'tried' if i == 0 else '':10} {_attempt(a)}" for i, a in enumerate(failed)]
+    if c.kept_off is not None:
+        lines.append(f"  instead    {_kept_off(c)}")
+    return lines
+
+
+def _change(change: object) -> str:
+    source, how = getattr(change, "source", ""), getattr(change, "how", "")
+    return f"{source}: {how}" if source else str(how)
+
+
+def _attempt(a: Attempt) -> str:
+    said = f"{a.title}, in {a.region}: {a.reached}"
+    if a.reached is Reached.PROVEN:
+        return f"{said} (block {_number(a.block_error)}, outputs {_number(a.output_error)})"
+    return f"{said}: {_sentence(a.detail)}" if a.detail else f"{said}."
+
+
+def _kept_off(c: CulpritFix) -> str:
+    kept = c.kept_off
+    assert kept is not None, "asked only where there is one"
+    cost = f", at {kept.gpu_time:.1f} times the time" if not isnan(kept.gpu_time) else ""
+    if kept.right:
+        return (
+            f"{kept.how}, and every output is right ({_number(kept.output_error)}){cost}. For a product, split the"
+            f" model at {c.block}'s border and run that part on the CPU."
+        )
+    return f"{kept.how}, and an output is still off by {_number(kept.output_error)}."
+
+
+def _whole(record: FixRecord) -> list[str]:
+    lines = [f"outputs    off by {_number(record.output_before)} before, {_number(record.output_after)} after"]
+    lines.append(
+        f"torch      computes the same: largest relative difference {_number(record.torch32)} in fp32,"
+        f" {_number(record.torch64)} in fp64"
+    )
+    if record.costs is not None:
+        lines.append(f"costs      {_costs(record.costs)}")
+    if record.checked:
+        lines.append(f"checked    {record.checked}")
+    lines += [f"{'files' if i == 0 else '':10} {path}: {what}" for i, (path, what) in enumerate(record.files.items())]
+    return lines
+
+
+def _costs(costs: Costs) -> str:
+    parts = [f"{costs.ops[0]} → {costs.ops[1]} ops", f"file {_times(costs.bytes)}"]
+    for name, pair in (("CPU", costs.cpu_seconds), ("GPU", costs.gpu_seconds)):
+        if not isnan(pair[0]) and not isnan(pair[1]):
+            parts.append(f"{name} time {_times(pair)}")
+    return ", ".join(parts)
+
+
+def _times(pair: tuple[float, float]) -> str:
+    return f"x{pair[1] / pair[0]:.2f}" if pair[0] else "unknown"
+
+
+def _number(value: float) -> str:
+    return "not finite or unknown" if isnan(value) else f"{value:.2g}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _s(things: tuple[object, ...]) -> str:
+    return "" if len(things) == 1 else "s"
