@@ -83,7 +83,7 @@ def run_on_cluster(
                 tasks[client.submit(run_there, task, key=name, pure=False)] = task
         try:
             client.wait_for_workers(1, timeout=PATIENCE)
-            for future in as_completed(list(tasks)):
+            for future in as_completed(list(tasks), loop=client.loop):
                 task = tasks.pop(future)
                 on_done(_kept_here(task, future, store))
         except TimeoutError:
