@@ -164,6 +164,10 @@ def main(arguments: list[str] | None = None) -> int:
             for name, accelerator, fp32 in [*plan, ("CPU", "cpu", False)]:
                 with quiet(log, options.verbose):
                     runs[name] = run(folder / "model.tflite", inputs, accelerator, fp32)
+        except ModuleNotFoundError as failure:
+            answer["why"] = f"{failure.name} is missing (pip install {failure.name})"
+            if str(failure.name).startswith("ai_edge_litert."):
+                answer["why"] = f"ai-edge-litert {answer['version']} has no {failure.name}, which came with 2.1.5"
         except Exception as failure:
             refused = _REFUSED in str(failure)
             said = "the GPU refuses it" if refused else f"{type(failure).__name__} on the {name}"

@@ -11,6 +11,7 @@ import click
 from bisect_litert.cli.blocks import blocks
 from bisect_litert.cli.bundle import bundle, replay
 from bisect_litert.cli.device import export, ingest
+from bisect_litert.cli.doctor import doctor
 from bisect_litert.cli.fix import fix
 from bisect_litert.cli.group import CONTEXT, PROGRAM, DefaultGroup, show_version
 from bisect_litert.cli.matrix import matrix
@@ -32,7 +33,7 @@ def cli() -> None:
     """
 
 
-for command in (run, fix, blocks, report, view, diff, bundle, replay, matrix, export, ingest):
+for command in (run, fix, blocks, report, view, diff, bundle, replay, matrix, export, ingest, doctor):
     cli.add_command(command)
 
 

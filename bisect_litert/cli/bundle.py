@@ -17,7 +17,9 @@ from bisect_litert.errors import ExitCode
 @click.option("--culprit", metavar="N", default=1, show_default=True, help="Which culprit to report.")
 @click.option("--no-weights", is_flag=True, help="Random weights, if the fault still shows.")
 @click.option("--no-inputs", is_flag=True, help="Random inputs, if the fault still shows.")
-@click.option("--python", metavar="FILE", multiple=True, help="Try another ai-edge-litert, too. Repeatable.")
+@click.option(
+    "--python", metavar="VERSION", multiple=True, help="Try that ai-edge-litert, too, or an interpreter. Repeatable."
+)
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no list of what it holds.")
 def bundle(
     run: Path,
@@ -33,24 +35,29 @@ def bundle(
     Holds ISSUE.md, and the smallest .tflite that still fails here with a script that shows it.
     """
     from bisect_litert.bundling import Wishes, make_bundle
+    from bisect_litert.cli.runtimes import interpreter
 
     say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
-    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs, python), say)
+    pythons = tuple(interpreter(name, quiet=quiet) for name in python)
+    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs, pythons), say)
     emit(made.summary())
     return ExitCode.OK
 
 
 @click.command()
 @click.argument("bundle", metavar="BUNDLE", type=click.Path(path_type=Path, exists=True))
-@click.option("--python", metavar="FILE", default=sys.executable, help="Interpreter with another ai-edge-litert.")
+@click.option(
+    "--python", metavar="VERSION", default=sys.executable, help="With that ai-edge-litert, or that interpreter's."
+)
 @click.option("-v", "--verbose", is_flag=True, help="What the reproduction prints, too.")
 def replay(bundle: Path, python: str, verbose: bool) -> ExitCode:
     """Run the reproduction of a bundle (folder or zip) here: same, fixed, or different.
 
     Ends as `git bisect run` wants it: 1 same or different, 0 fixed, 125 cannot be tested here.
     """
+    from bisect_litert.cli.runtimes import interpreter
     from bisect_litert.replaying import replay as run_again
 
-    found = run_again(bundle, python)
+    found = run_again(bundle, interpreter(python, quiet=not verbose))
     emit((f"{found.text}\n" if verbose else "") + found.summary())
     return found.exit_code

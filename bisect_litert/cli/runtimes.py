@@ -21,6 +21,14 @@ def resolve_all(asked: Sequence[str], *, quiet: bool) -> list[Runtime]:
     return list({runtime.python: runtime for runtime in (resolve(name, say) for name in asked)}.values())
 
 
+def interpreter(asked: str, *, quiet: bool) -> str:
+    """Returns the interpreter for a version, made now if need be; what is no version is one already."""
+    from bisect_litert.runtimes import is_version, resolve
+
+    say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
+    return resolve(asked, say).python if is_version(asked) else asked
+
+
 def survey(
     request: BisectRequest, runtimes: Sequence[Runtime], *, as_json: bool, quiet: bool, verbose: bool
 ) -> ExitCode:

@@ -201,7 +201,7 @@ def _versions(repro: Repro) -> Iterator[str]:
     for version, adapter, result in repro.versions:
         yield _row([_text(version), _text(adapter), _text(result)])
     yield ""
-    yield "`bisect-litert replay BUNDLE --python OTHER/bin/python` tries another."
+    yield "`bisect-litert replay BUNDLE --python VERSION` tries another."
 
 
 def _claims(record: RunRecord, culprit: Culprit, repro: Repro) -> Iterator[str]:
