@@ -1,6 +1,7 @@
 """Runs a folder of planted faults through bisect-litert and counts what it gets right (README.md beside this file).
 
-    python benchmarks/zoo.py DIR [--jobs N] [--only GLOB] [--limit SECONDS] [--split] [--json FILE] [--keep DIR]
+    python benchmarks/zoo.py DIR [--jobs N] [--only GLOB] [--limit SECONDS] [--split] [--runtime VERSION]
+        [--json FILE] [--keep DIR]
 
 DIR holds zoo.py, whose `load(name)` returns (module, inputs), and cases.json, which says for every name what is wanted.
 Cases run in N processes that take one after another, since importing torch and the converter costs seconds. A process
@@ -141,7 +142,7 @@ def load_zoo(folder: Path) -> ModuleType:
     return module
 
 
-def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False) -> Outcome:
+def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False, python: str = "") -> Outcome:
     """One case through the product's Python call."""
     import bisect_litert
     from bisect_litert.errors import BisectError
@@ -151,6 +152,7 @@ def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False) -> Outc
     try:
         module, inputs = zoo.load(name)
         options: dict[str, Any] = {"switches": False} if split else {}
+        options |= {"python": python} if python else {}
         record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, **options)
     except BisectError as error:
         outcome = Outcome(exit_code=int(error.exit_code), sentence=error.message)
@@ -168,7 +170,7 @@ def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False) -> Outc
     return replace(outcome, seconds=round(time.monotonic() - started, 2))
 
 
-def serve(connection: Connection, folder: Path, keep: Path, threads: int, split: bool) -> None:
+def serve(connection: Connection, folder: Path, keep: Path, threads: int, split: bool, python: str) -> None:
     """A process of its own: takes names, gives outcomes, until it gets None. What is printed goes to keep/NAME.log."""
     os.setsid()  # so that a process it starts can be ended together with it
     # llvmpipe and torch would each take every core in every process.
@@ -183,7 +185,7 @@ def serve(connection: Connection, folder: Path, keep: Path, threads: int, split:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        outcome = run_case(zoo, name, keep / name, split)
+        outcome = run_case(zoo, name, keep / name, split, python)
         sys.stdout.flush()
         sys.stderr.flush()
         connection.send(outcome)
@@ -254,7 +256,8 @@ def run_all(names: Sequence[str], cases: Mapping[str, Any], args: argparse.Names
         todo.put(name)
     jobs = max(1, min(args.jobs, len(names)))
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    slots = [Slot(todo, done, args.limit, args.folder, keep, threads, args.split) for _ in range(jobs)]
+    python = resolve(args.runtime) if args.runtime else ""
+    slots = [Slot(todo, done, args.limit, args.folder, keep, threads, args.split, python) for _ in range(jobs)]
     for slot in slots:
         slot.start()
     outcomes: dict[str, Outcome] = {}
@@ -271,6 +274,17 @@ def run_all(names: Sequence[str], cases: Mapping[str, Any], args: argparse.Names
         for slot in slots:
             slot.stop()
     return outcomes
+
+
+def resolve(asked: str) -> str:
+    """The interpreter for a version of ai-edge-litert, or for an interpreter's path."""
+    from bisect_litert import runtimes
+    from bisect_litert.errors import BisectError
+
+    try:
+        return runtimes.resolve(asked, lambda said: print(f"zoo: {said}", file=sys.stderr)).python
+    except BisectError as error:
+        raise SystemExit(f"zoo: {error.message} {error.hint}") from None
 
 
 def line(name: str, case: Mapping[str, Any], outcome: Outcome) -> str:
@@ -312,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="time limit of one case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary and every result")
     parser.add_argument("--split", action="store_true", help="as where the runtime has no switches: split the graph")
+    parser.add_argument("--runtime", default="", metavar="VERSION", help="run GPU jobs under that ai-edge-litert")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders and logs there")
     args = parser.parse_args(arguments)
     args.folder = args.folder.resolve()

@@ -75,7 +75,8 @@ def choose_taps(
     if not untapped.ok and not first.ok:
         crashed = untapped.status in (CRASHED, TIMED_OUT)
         if reason or not crashed:
-            why = reason or f"The GPU run failed: {untapped.detail}."
+            known = f"{untapped.detail}." if untapped.unavailable else placement.why_failed(untapped.log_text)
+            why = reason or known or f"The GPU run failed: {untapped.detail}."
             return Choice(copies, {}, tuple(results), False, why)
         return Choice(copies, {}, tuple(results), True, failure=untapped)
     repeats = None

@@ -54,6 +54,14 @@ _NO_GPU = (
 )  # fmt: skip
 
 
+# The same for what compiles and then does not run.
+_NO_RUN = (
+    (re.compile(r"No custom tensor buffer handler is registered for buffer type WebGpu"),
+     "This version of LiteRT cannot hand tensors between the GPU and the CPU, so a model with ops on both does not run",
+     "Use a later version (2.1.4 can), or a model of which every op runs on the GPU."),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class RefusedOp:
     """An op type the delegate refused for one reason."""
@@ -131,6 +139,11 @@ def why_no_gpu(log_text: str) -> str:
         if pattern.search(log_text):
             return f"{sentence}. {step}"
     return ""
+
+
+def why_failed(log_text: str) -> str:
+    """Says in two sentences what a run died of that compiled; empty when the log shows nothing that is known."""
+    return next((f"{sentence}. {step}" for pattern, sentence, step in _NO_RUN if pattern.search(log_text)), "")
 
 
 def _placement(first: str, block: str, total_ops: int) -> tuple[int | None, int | None, str]:
