@@ -94,8 +94,8 @@ def _draw(graph: Graph, tensor: Tensor, rng: np.random.Generator, int_high: int 
         return rng.standard_normal(tensor.shape).astype(dtype), "normal"
     if tensor.quantisation is not None:
         limits = np.iinfo(dtype)
-        low, high = (tensor.real(np.full(tensor.shape, end, dtype)) for end in (limits.min, limits.max))
-        value = (low + high) / 2 + rng.standard_normal(tensor.shape) * (high - low) / 6
+        bottom, top = (tensor.real(np.full(tensor.shape, end, dtype)) for end in (limits.min, limits.max))
+        value = (bottom + top) / 2 + rng.standard_normal(tensor.shape) * (top - bottom) / 6
         return tensor.stored(value.astype(np.float32)), "normal over its range"
     if dtype.kind == "b":
         return rng.integers(0, 2, tensor.shape).astype(bool), "true or false"
