@@ -36,8 +36,7 @@ from bisect_litert.recording import write_record
 from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress
 from bisect_litert.subjects import Located, Subject, Workplace
-from bisect_litert.subjects.opening import open_subject
-from bisect_litert.subjects.torch_subject import TorchSubject
+from bisect_litert.subjects.opening import of_module, open_subject
 
 _STAND_IN = {False: "The emulated fp16 run", True: "The run on the CPU"}
 
@@ -84,7 +83,7 @@ def bisect_loaded(
     loaded: model_file.LoadedModel, request: BisectRequest, on_progress: OnProgress = lambda _: None
 ) -> RunRecord:
     """Bisects a model that is loaded already, into `request.out`; raises as `run_bisection` does."""
-    return _Bisection(TorchSubject(loaded, request), request, on_progress).run()
+    return _Bisection(of_module(loaded, request), request, on_progress).run()
 
 
 def bisect(
@@ -123,7 +122,7 @@ def bisect(
         machines.check(request)
         run_folder.check(request.out or Path(), request.force)
         loaded = model_file.prepare(model, inputs, request.seed, label=label)
-        return _Bisection(TorchSubject(loaded, request), request, on_progress).run()
+        return _Bisection(of_module(loaded, request), request, on_progress).run()
 
 
 class _Stage:
@@ -228,6 +227,7 @@ class _Bisection:
             lambda job: self.tell(Progress(f"run {job}", state="info")),
             self.request.tap_memory,
             self.request.fp32,
+            shown.layouts,
         )
         with self._stage("run cpu, fp16"):
             cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
@@ -270,6 +270,7 @@ class _Bisection:
                 force=self.subject.force,
                 fp32_cost=shown.cost,
                 steps=shown.steps,
+                layouts=shown.layouts,
                 reference=self.subject.reference,
                 judges_conversion=self.subject.judges_conversion,
                 values=tapped.values,

@@ -19,6 +19,7 @@ from bisect_litert.jobs import JobResult
 from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
 from bisect_litert.readings import Forward, Tap, Values
 from bisect_litert.record import NO_CONTROL, PYTORCH, Cause, Culprit, Settings
+from bisect_litert.tapper import Layout
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Investigation:
     """The first round's results, by kind."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """What rounding a quantised tensor to its steps costs, likewise."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """How outputs hold what the model returns, by label, where they are not merely reshaped."""
     reference: str = PYTORCH
     """What the truth was computed by."""
     judges_conversion: bool = True
@@ -147,7 +150,9 @@ class Blamer:
     def _returned(self, reading: Reading, tensor: int, values: Values) -> np.ndarray | None:
         """What came back for a tensor that is an output of the model, in the graph's order."""
         if reading.output:
-            return values.outputs.get(reading.tap)
+            value, layout = values.outputs.get(reading.tap), self.case.layouts.get(reading.tap)
+            shape = self.case.original.tensors[tensor].shape if tensor >= 0 else ()
+            return layout.from_torch(value, shape) if value is not None and layout is not None else value
         tap = next((t for t in self.case.taps if t.key == reading.tap), None)
         value = values.taps.get(reading.tap)
         if (

@@ -14,6 +14,7 @@ from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.graph import COPY_SUFFIX, FEED_PREFIX, Graph
 from bisect_litert.jobs import Job, JobResult, JobRunner
 from bisect_litert.readings import Tap, Values
+from bisect_litert.tapper import Layout
 
 TAP_MEMORY = 1 << 30
 """Default budget for the taps of one run, bytes."""
@@ -47,6 +48,7 @@ class Evaluator:
         on_job: Called when a job has ended, with its name.
         tap_memory: Bytes of taps that one run may return; more are taken in several runs.
         fp32: The GPU is to be judged in fp32: every run on it is in fp32, and no run emulates fp16.
+        layouts: How outputs hold what the model returns, by label, where they are not merely reshaped.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class Evaluator:
         on_job: Callable[[str], None],
         tap_memory: int = TAP_MEMORY,
         fp32: bool = False,
+        layouts: Mapping[str, Layout] = MappingProxyType({}),
     ) -> None:
         self._runner, self._folder, self._inputs = runner, folder, inputs
         self._taps, self._shapes, self._tame, self._on_job = tuple(taps), output_shapes, tame, on_job
-        self._tap_memory, self._fp32 = tap_memory, fp32
+        self._tap_memory, self._fp32, self._layouts = tap_memory, fp32, layouts
         self._apart: dict[int, int] = {}
         self._files = 0
         self.results: list[JobResult] = []
@@ -154,7 +157,8 @@ class Evaluator:
         for label, name in tapped.outputs.items():
             if name in result.outputs:
                 value = tapped.graph.tensors[at[name]].real(np.asarray(result.outputs[name]))
-                outputs[label] = value.reshape(self._shapes[label])
+                layout = self._layouts.get(label)
+                outputs[label] = layout.to_torch(value) if layout else value.reshape(self._shapes[label])
                 unwritten[label] = result.unwritten.get(name, 0)
         return Values(taps, outputs, unwritten)
 

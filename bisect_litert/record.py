@@ -381,6 +381,13 @@ class Settings:
     """A run on the CPU was asked for: emulated fp16, or with `fp32` the file as it is."""
     fp32: bool = False
     """Judged in fp32 arithmetic."""
+    tflite: str = ""
+    """Name of the .tflite file that was held beside the model, without its folder; empty when the model was
+    converted."""
+    signature: str = ""
+    """Of a .tflite file, if one was asked for."""
+    int_high: int | None = None
+    """Bound of drawn integers, if one was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class BisectRequest:
     """Judge the emulated run even where a GPU is found."""
     fp32: bool = False
     """Judge fp32 arithmetic: the GPU's, or with `no_gpu` the file on the CPU, without emulation."""
+    tflite: Path | None = None
+    """The .tflite file that ships, to be bisected against the model instead of a conversion of it."""
     signature: str = ""
     """Which signature of a .tflite file to test; empty means its default one."""
     int_high: int | None = None
@@ -72,6 +74,9 @@ class BisectRequest:
             inputs=self.inputs.name if self.inputs else "",
             no_gpu=self.no_gpu,
             fp32=self.fp32,
+            tflite=self.tflite.name if self.tflite else "",
+            signature=self.signature,
+            int_high=self.int_high,
         )
 
 

@@ -24,6 +24,7 @@ NAMED_TOLERANCE = 1e-3
 """Relative L2 difference that a tensor named after the block may show. Plain CPU kernels add up one by one: a
 GroupNorm over half a million elements is off by 1.4e-4, a mean over 1.5 million by 2.4e-5 (measured), where torch's
 own fp32 error is 2e-7."""
+NEAR = 10.0
 MAX_PERMUTED_RANK = 6
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -75,10 +76,11 @@ class Finder:
     Args:
         graph: The converted graph.
         values: CPU values of its tensors, by index; constants may be missing.
+        near: Times the closest one's difference up to which a tensor may be the partner, if its name says so.
     """
 
-    def __init__(self, graph: Graph, values: Mapping[int, np.ndarray]) -> None:
-        self._graph, self._values = graph, values
+    def __init__(self, graph: Graph, values: Mapping[int, np.ndarray], near: float = NEAR) -> None:
+        self._graph, self._values, self._near = graph, values, near
         self._prints = {t: _fingerprint(v) for t, v in values.items() if t in graph.computed}
 
     def find(self, value: np.ndarray, module: str, tolerance: float) -> Partner | None:
@@ -107,7 +109,7 @@ class Finder:
         if not fits:
             return None
         closest = min(p.error for p in fits)
-        near = [p for p in fits if p.error <= max(10 * closest, 1e-6)]
+        near = [p for p in fits if p.error <= max(self._near * closest, 1e-6)]
         best = max(_names(graph.tensors[p.tensor].name, module) for p in near)
         chosen = [p for p in near if _names(graph.tensors[p.tensor].name, module) == best]
         # Without a name to go by, the earliest holder is the one that computed it; with one, the block's last op is its
@@ -182,6 +184,14 @@ def _similar(a: _Print, b: _Print, tolerance: float) -> bool:
     return abs(a.norm - b.norm) <= slack and abs(a.low - b.low) <= slack and abs(a.high - b.high) <= slack
 
 
+def find_layout(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:
+    """Returns the order of axes in which a tensor of the same size holds a value, and the relative L2 difference; None
+    where it does not."""
+    if not _similar(_fingerprint(value), _fingerprint(other), tolerance):
+        return None
+    return _match(value, other, tolerance)
+
+
 def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:
     flat = np.asarray(other).reshape(-1)
     sample = (
@@ -190,7 +200,7 @@ def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layo
     norm = float(np.linalg.norm(np.nan_to_num(flat[sample].astype(np.float64), posinf=0, neginf=0)))
     whole = _fingerprint(other).norm
     best: tuple[Layout, float] | None = None
-    for permutation in _permutations(value.shape):
+    for permutation in orders(value.shape):
         moved = value.transpose(permutation)
         picked = moved[np.unravel_index(sample, moved.shape)] if moved.ndim else moved.reshape(-1)
         if (
@@ -225,8 +235,8 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sqrt(d @ d))
 
 
-def _permutations(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Axis orders that can differ in memory: plain first, then the others, axes of size 1 kept out of the way."""
+def orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yields axis orders that can differ in memory: plain first, then the others, axes of size 1 out of the way."""
     rank = len(shape)
     plain = tuple(range(rank))
     yield plain

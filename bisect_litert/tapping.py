@@ -14,7 +14,7 @@ from bisect_litert.errors import BisectError
 from bisect_litert.graph import Graph
 from bisect_litert.readings import Tap
 from bisect_litert.record import TapOrigin
-from bisect_litert.tapper import Finder, Layout
+from bisect_litert.tapper import NEAR, Finder, Layout
 
 LOOSEST = 1e-2
 """A tensor further off than this is no proof of anything, however chaotic the model."""
@@ -61,6 +61,8 @@ def locate(
     tolerance: Mapping[str, float],
     known: Mapping[str, int] = {},
     returned: Mapping[int, np.ndarray] = {},
+    loosest: float = LOOSEST,
+    near: float = NEAR,
 ) -> tuple[Tap, ...]:
     """Finds each tap point's tensor in the graph.
 
@@ -72,11 +74,12 @@ def locate(
         tolerance: Relative L2 difference that fp32 explains at each, by key.
         known: Tensors that are known to be a tap's, by key, in PyTorch's layout.
         returned: What the model returns in PyTorch, by the tensor of the graph that is that output. A block that
-            returns the same
-            needs no other proof.
+            returns the same needs no other proof.
+        loosest: Tolerances above this are taken for this.
+        near: See `tapper.Finder`.
     """
     inputs = {port.tensor for port in graph.inputs}
-    finder = Finder(graph, values)
+    finder = Finder(graph, values, near)
     taps = []
     for point in points:
         value, tensor, layout = taken[point.key], -1, None
@@ -84,7 +87,7 @@ def locate(
         if point.key in known:
             tensor, layout, origin = known[point.key], _plain(value.shape), TapOrigin.REEXPORT
         elif value.size and value.dtype == np.float32:
-            allowed = min(LOOSEST, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
+            allowed = min(loosest, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
             partner = finder.find(value, point.block, allowed)
             same = [t for t, out in returned.items() if out.shape == value.shape and np.array_equal(out, value)]
             if partner is not None:

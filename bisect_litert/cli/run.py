@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ AT_LEAST_1 = click.FloatRange(min=1)
 @click.argument("model")
 @click.option("--blocks", metavar="GLOB", multiple=True, help="Blocks to look at; ** crosses levels. Repeatable.")
 @click.option("--inputs", metavar="NPZ", type=click.Path(path_type=Path), help="Inputs to use, by name or position.")
+@click.option(
+    "--tflite", metavar="FILE", type=click.Path(path_type=Path), help="Bisect this file of MODEL, without converting."
+)
 @click.option("--signature", metavar="NAME", default="", help="Of a .tflite file, if it has several.")
 @click.option(
     "--int-high", metavar="N", type=click.IntRange(min=1), help="Draw a .tflite file's integer inputs below N."
@@ -96,6 +100,8 @@ def run(
             return survey(request, found, as_json=as_json, quiet=quiet, verbose=verbose)
         request = replace(request, python=found[0].python)
     form = "json" if as_json else "text"
+    words = [model, *(str(w) for n in ("tflite", "signature") if options.get(n) for w in (f"--{n}", options[n]))]
+    again = shlex.join(words)
     interrupted = False
     if predict:
         with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
@@ -118,7 +124,7 @@ def run(
         return ExitCode.CANNOT_TEST
     except UnwrittenError as error:
         # The answer took minutes, and a terminal has room for it where the disk has none.
-        print_record(error.record, form, None, verbose, model)
+        print_record(error.record, form, None, verbose, again)
         raise
     except RunFolderError:
         raise
@@ -126,7 +132,7 @@ def run(
         if folder.is_dir():
             error.hint = f"{error.hint}\nLogs and what was computed are in {folder}/.".lstrip()
         raise
-    print_record(record, form, folder, verbose, model)
+    print_record(record, form, folder, verbose, again)
     if interrupted:
         click.echo(_kept(folder), err=True)
     elif then_view:

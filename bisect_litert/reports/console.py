@@ -28,7 +28,7 @@ def render(
         record: The run.
         console: Where to; its width, colours and encoding are respected.
         folder: The run folder as the user can type it; without it, files and commands that need it are left out.
-        model: The model as the user typed it, for commands; the record knows its name only, without folders.
+        model: The model and what goes with it, as the user typed it, for commands; the record knows names only.
         verbose: Show every block and all refusals instead of folding them.
     """
     printer = _Printer(console)
@@ -42,7 +42,7 @@ def render(
         _legend(record, printer)
     printer.blank()
     _verdict(record, printer)
-    _whereabouts(record, printer, folder, model or record.model)
+    _whereabouts(record, printer, folder, model or formats.quote(record.model))
 
 
 class _Printer:
@@ -96,7 +96,8 @@ class _Printer:
 
 
 def _header(record: RunRecord, printer: _Printer, verbose: bool) -> None:
-    title = Text.assemble(("bisect-litert", "bold"), "  ", record.model)
+    beside = f" as {record.settings.tflite}" if record.settings.tflite else ""
+    title = Text.assemble(("bisect-litert", "bold"), "  ", record.model + beside)
     if is_emulated(record):
         title.append(f"  ({record.target})", "bold yellow")
     printer.line(title)
@@ -209,7 +210,7 @@ def _commands(record: RunRecord, folder: Path | None, model: str) -> Iterator[st
     if inside:
         yield inside
     elif record.verdict.cause is Cause.NONE and not record.settings.inputs:
-        yield f"bisect-litert {formats.quote(model)} --inputs yours.npz"
+        yield f"bisect-litert {model} --inputs yours.npz"
     if folder is not None:
         yield f"bisect-litert view {formats.quote(str(folder))}"
         yield f"bisect-litert report {formats.quote(str(folder))}"

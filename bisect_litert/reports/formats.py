@@ -6,7 +6,7 @@ import re
 import shlex
 from math import floor, isfinite, isnan, log10, nan
 
-from bisect_litert.record import BlockResult, Comparison, InputInfo, Mark, RunRecord
+from bisect_litert.record import LITERT_CPU, BlockResult, Comparison, InputInfo, Mark, RunRecord
 
 SYMBOLS = {
     Mark.OK: "✓",
@@ -117,6 +117,9 @@ def run_command(record: RunRecord) -> str:
     parts = ["bisect-litert", shlex.quote(record.model)]
     for pattern in settings.blocks:
         parts += ["--blocks", glob(pattern)]
+    parts += ["--tflite", shlex.quote(settings.tflite)] if settings.tflite else []
+    parts += ["--signature", shlex.quote(settings.signature)] if settings.signature else []
+    parts += ["--int-high", str(settings.int_high)] if settings.int_high is not None else []
     if settings.inputs:
         parts += ["--inputs", shlex.quote(settings.inputs)]
     default = type(settings)()
@@ -145,13 +148,24 @@ def is_leaf(class_name: str) -> bool:
 
 
 def look_inside(record: RunRecord, model: str) -> str:
-    """Returns the command that takes the first culprit apart, empty where it has no parts."""
+    """Returns the command that takes the first culprit apart, empty where it has no parts.
+
+    Args:
+        record: What was found.
+        model: The model and what goes with it, as a shell takes it.
+    """
     names = [culprit.block for culprit in record.culprits]
     block = next((b for b in record.blocks if names and b.name == names[0]), None)
     whole = block is not None and block.module == "(model)"  # only a model without parts is a block itself
-    if block is None or not block.module or whole or is_leaf(block.class_name):
+    unnamed = record.reference == LITERT_CPU and not block_is_named(block)
+    if block is None or not block.module or whole or is_leaf(block.class_name) or unnamed:
         return ""
-    return f"bisect-litert {shlex.quote(model)} --blocks {glob(block.module + '.**')}"
+    return f"bisect-litert {model} --blocks {glob(block.module + '.**')}"
+
+
+def block_is_named(block: BlockResult | None) -> bool:
+    """Whether a block of a .tflite file stands for a module with a class, which may have parts; ops have none."""
+    return block is not None and bool(block.class_name) and not re.match(r"ops? \d", block.module)
 
 
 def quote(word: str) -> str:

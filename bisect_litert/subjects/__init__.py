@@ -15,6 +15,7 @@ from bisect_litert.jobs import JobResult, JobRunner
 from bisect_litert.readings import Forward
 from bisect_litert.record import InputInfo
 from bisect_litert.sources import OpSources
+from bisect_litert.tapper import Layout
 from bisect_litert.tapping import Tapping
 
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -45,6 +46,8 @@ class Located:
     """The shipped graph's signature output by the model's own output label."""
     cost: Mapping[str, float]
     """What fp32 itself costs locally (relative L2), by tap key and output label."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """How outputs hold what the model returns, by its label; those not named come as they are, perhaps reshaped."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """What rounding a quantised tensor to its steps costs (relative L2), likewise; empty where nothing is quantised."""
     output_limit: float = 0.0

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from bisect_litert import blocks as block_stage
 from bisect_litert import model_file, tflite_file
+from bisect_litert.errors import UsageError
+from bisect_litert.preparation import LoadedModel
 from bisect_litert.request import BisectRequest, BlockLine
 from bisect_litert.subjects import Subject, file_subject
+from bisect_litert.subjects.pair_subject import PairSubject
 from bisect_litert.subjects.torch_subject import TorchSubject
 
 
@@ -18,9 +21,18 @@ def open_subject(request: BisectRequest) -> Subject:
         BisectError: It is not usable.
     """
     if tflite_file.is_tflite(Path(request.model)):
+        if request.tflite is not None:
+            raise UsageError(
+                f"{request.model} is a .tflite file itself, and --tflite gives another.",
+                hint="Give the PyTorch model and --tflite, or one file alone.",
+            )
         return file_subject.FileSubject(request)
-    loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
-    return TorchSubject(loaded, request)
+    return of_module(model_file.load(request.model, inputs_path=request.inputs, seed=request.seed), request)
+
+
+def of_module(loaded: LoadedModel, request: BisectRequest) -> Subject:
+    """Returns a module as a subject: to be converted, or held beside the file that the request names."""
+    return PairSubject(loaded, request) if request.tflite is not None else TorchSubject(loaded, request)
 
 
 def list_blocks(request: BisectRequest) -> tuple[BlockLine, ...]:
