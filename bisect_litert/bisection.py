@@ -28,6 +28,7 @@ from bisect_litert.gate import choose_taps
 from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
+from bisect_litert.job_queue import JobQueue
 from bisect_litert.judging import Findings, judge, settle_death, settle_taps
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, Forward, flow
@@ -166,7 +167,7 @@ class _Bisection:
         self.known.folder = self.folder
         work = Path(tempfile.mkdtemp(prefix="bisect-litert-"))
         try:
-            with machines.open_runner(work, self.request) as runner:
+            with JobQueue(machines.open_runner(work, self.request)) as runner:
                 runner.warm_up()
                 self._work(Workplace(runner, work, self.folder / "logs", self._stage, self._note))
                 self.known.notes += runner.notes
@@ -229,13 +230,16 @@ class _Bisection:
             self.request.fp32,
             shown.layouts,
         )
+        bare = TappedGraph(plain, {}, shown.outputs)
         with self._stage("run cpu, fp16"):
+            if not self.request.no_gpu:
+                evaluator.ahead(bare, [GPU], "-untapped")
+            evaluator.ahead(graph, [CPU] if self.request.no_gpu else [CPU, GPU])
             cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
         self.known.add_results(cpu.values())
         choice = None
         if not self.request.no_gpu:
             with self._stage("run gpu"):
-                bare = TappedGraph(plain, {}, shown.outputs)
                 choice = choose_taps(evaluator, tapped, bare, graph, truth, self.settings.output_limit)
             self.known.add_results(choice.results)
             self.known.choice, graph = choice, choice.graph

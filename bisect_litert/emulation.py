@@ -102,7 +102,7 @@ def _half(editor: Editor, t: int) -> int:
     from ai_edge_litert import schema_py_generated as schema
 
     shape = _shape(editor, t)
-    narrow = editor.add_tensor(f"half_{t}", shape, schema.TensorType.FLOAT16)
+    narrow = editor.add_tensor("half", shape, schema.TensorType.FLOAT16)
     wide = editor.add_tensor(f"rounded_{t}", shape, schema.TensorType.FLOAT32)
     f32, f16 = schema.TensorType.FLOAT32, schema.TensorType.FLOAT16
     editor.add_op("CAST", [t], [narrow], inDataType=f32, outDataType=f16)

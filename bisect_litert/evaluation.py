@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,10 +13,12 @@ import numpy as np
 from bisect_litert.dequantised import as_floats
 from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.graph import COPY_SUFFIX, FEED_PREFIX, Graph
-from bisect_litert.jobs import Job, JobResult, JobRunner
+from bisect_litert.job_queue import JobQueue, result_of
+from bisect_litert.jobs import Job, JobResult
 from bisect_litert.readings import Tap, Values
 from bisect_litert.tapper import Layout
 
+Running = Future[dict[str, JobResult]]
 TAP_MEMORY = 1 << 30
 """Default budget for the taps of one run, bytes."""
 CPU, HALF, ROUNDING, GPU, GPU_FP32 = "cpu", "fp16", "rounding", "gpu", "gpu-fp32"
@@ -53,7 +56,7 @@ class Evaluator:
 
     def __init__(
         self,
-        runner: JobRunner,
+        runner: JobQueue,
         folder: Path,
         inputs: Mapping[str, np.ndarray],
         taps: Sequence[Tap],
@@ -69,12 +72,27 @@ class Evaluator:
         self._tap_memory, self._fp32, self._layouts = tap_memory, fp32, layouts
         self._apart: dict[int, int] = {}
         self._files = 0
+        self._plain: tuple[Graph, Path] | None = None
+        """The last graph that was written as it is, and where."""
+        self._running: dict[tuple[str, int], tuple[TappedGraph, Running]] = {}
         self.results: list[JobResult] = []
+
+    def ahead(
+        self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "", env: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Starts runs that `run` is certain to be asked for later; it then only waits for them.
+
+        Those whose taps exceed the memory budget are left to it.
+        """
+        if len(self.parts(tapped)) == 1:
+            for kind in kinds:
+                # With the graph, so that no other one gets its id.
+                self._running[kind + suffix, id(tapped)] = tapped, self._start(tapped, kind, suffix, env)
 
     def run(
         self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "", env: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, JobResult]:
-        """Runs the graph in each of the given ways, in one request.
+        """Runs the graph in each of the given ways.
 
         Taps that exceed the memory budget are spread over several runs of the same graph and put together again; runs
         repeat, so the split does not show.
@@ -86,28 +104,38 @@ class Evaluator:
         if len(parts) > 1:
             ran = [self.run(part, kinds, f"{suffix}-part{number}", env) for number, part in enumerate(parts, 1)]
             return {kind: merge([results[kind] for results in ran], kind + suffix) for kind in kinds}
-        jobs = []
-        plain = self._write(tapped.graph)
-        for kind in kinds:
-            if kind in (HALF, ROUNDING) and not self._fp32:
-                rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
-                path = self._write(emulate(as_floats(tapped.graph), rounding, self._tame))
-            else:
-                path = plain
-            jobs.append(
-                Job(
-                    id=kind + suffix,
-                    model=path,
-                    accelerator=ACCELERATOR[kind],
-                    inputs={p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs}
-                    | dict(tapped.feeds),
-                    fp32=kind == GPU_FP32 or (kind == GPU and self._fp32),
-                    env=env,
-                )
-            )
-        results = self._runner.run(jobs, on_done=self._on_job)
-        self.results.extend(results.values())
-        return {kind: results[kind + suffix] for kind in kinds}
+        # Each is on its way while the next one's graph is made.
+        running = {kind: self._start(tapped, kind, suffix, env) for kind in kinds}
+        return {kind: self._result(kind + suffix, job) for kind, job in running.items()}
+
+    def _start(self, tapped: TappedGraph, kind: str, suffix: str, env: Mapping[str, str]) -> Running:
+        name = kind + suffix
+        known = self._running.pop((name, id(tapped)), None)
+        if known is not None:
+            return known[1]
+        if kind in (HALF, ROUNDING) and not self._fp32:
+            rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
+            path = self._write(emulate(as_floats(tapped.graph), rounding, self._tame))
+        else:
+            if self._plain is None or self._plain[0] is not tapped.graph:
+                self._plain = tapped.graph, self._write(tapped.graph)
+            path = self._plain[1]
+        given = {p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs}
+        job = Job(
+            id=name,
+            model=path,
+            accelerator=ACCELERATOR[kind],
+            inputs=given | dict(tapped.feeds),
+            fp32=kind == GPU_FP32 or (kind == GPU and self._fp32),
+            env=env,
+        )
+        return self._runner.start([job])
+
+    def _result(self, name: str, running: Running) -> JobResult:
+        result = result_of(running)[name]
+        self._on_job(name)
+        self.results.append(result)
+        return result
 
     def parts(self, tapped: TappedGraph) -> list[TappedGraph]:
         """Splits a tapped graph so that no run's taps exceed the budget, or do not run together; mostly into one.

@@ -64,8 +64,12 @@ def choose_taps(
         truth: Torch's forward.
         limit: Relative L2 error from which an output counts as wrong.
     """
+    evaluator.ahead(plain, [GPU], "-untapped")
+    evaluator.ahead(copies, [GPU])
     untapped = evaluator.run(plain, [GPU], "-untapped")[GPU]
     bare = evaluator.values(untapped, plain) if untapped.ok else None
+    if untapped.ok:
+        evaluator.ahead(plain, [GPU], "-again")
     gate = _Gate(evaluator, bare, truth, limit)
     first, agrees = gate.run(copies)
     results = [untapped, first]

@@ -25,6 +25,7 @@ class Job:
     id: str
     """Names the job's folder, so letters, digits and ._@+- only; unique within a request."""
     model: Path
+    """Nobody writes to it any more."""
     accelerator: str
     """"cpu" (XNNPACK), "gpu" (alone first, then with the CPU), "gpu+cpu", or "interpreter" (plain CPU kernels)."""
     inputs: Mapping[str, np.ndarray]
@@ -97,6 +98,10 @@ class JobRunner(Protocol):
 
     def run(self, jobs: Sequence[Job], on_done: Callable[[str], None] | None = None) -> dict[str, JobResult]:
         """Runs jobs in order and returns one result per job; a job that failed is a result."""
+
+    def lane(self, job: Job) -> str:
+        """Returns the place a job goes to; jobs of different places may be run at once, from different threads."""
+        ...
 
     def close(self) -> None:
         """Lets the worker end by itself."""

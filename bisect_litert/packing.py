@@ -1,8 +1,9 @@
-"""Writes .tflite files fast: the library packs the graph, the weights go from where they are straight to the disk.
+"""Writes .tflite files fast: a run writes some twenty variants of one graph, most of which are the same tables again.
 
-A run writes some ten variants of one graph, and packed by the library alone each of them copies all weights three times
-in memory. Here the weights stand behind everything else in the file, which the format allows: what refers to them is
-an offset, filled in once it is known. Weights that no op reads are left out; a graph cut down to one block is small.
+What the library packs once is kept as bytes and put in place again (`packed_tables`). Weights go from where they are
+straight to the disk: they stand behind everything else in the file, which the format allows, since what refers to them
+is an offset that is filled in once it is known. Weights that no op reads are left out; a graph cut down to one block is
+a small file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bisect_litert.errors import RunnerError
+from bisect_litert.packed_tables import PackedTables, content
 
 _IDENTIFIER = b"TFL3"
 _ALIGNMENT = 16
@@ -40,14 +42,8 @@ def write_model(model: Any, path: Path) -> None:
         return
     needed = _needed(model)
     weights = [_Weights(_bytes(buffer) if i in needed else None) for i, buffer in enumerate(model.buffers)]
-    light = copy.copy(model)
-    light.buffers, light.subgraphs = weights, []
-    for subgraph in model.subgraphs:
-        light.subgraphs.append(copy.copy(subgraph))
-        seen: dict[tuple[Any, ...], int] = {}
-        light.subgraphs[-1].tensors = [_Tensor(tensor, seen) for tensor in subgraph.tensors]
     builder = flatbuffers.Builder(1 << 16)
-    builder.Finish(light.Pack(builder), file_identifier=_IDENTIFIER)
+    builder.Finish(_light(model, weights).Pack(builder), file_identifier=_IDENTIFIER)
     head = builder.Output()
     at = len(head)
     places: list[tuple[int, memoryview]] = []
@@ -64,12 +60,28 @@ def write_model(model: Any, path: Path) -> None:
             f"A variant of the graph would take {at >> 20} MB, more than a .tflite file can have.",
             hint="Test a part of the model, or a smaller one.",
         )
+    path.unlink(missing_ok=True)  # a request may hold a link to what was there
     with path.open("wb") as file:
         file.write(head)
         for place, data in places:
             file.write(bytes(place - file.tell()))
             file.write(struct.pack("<I", len(data)))
             file.write(data)
+
+
+def _light(model: Any, weights: list[_Weights]) -> Any:
+    """The model with stand-ins for what is not packed by the library each time."""
+    # Copies of a model share what was packed of it: it goes by content, so edits cannot make it wrong.
+    tables = vars(model).setdefault("bisect_litert_tables", PackedTables())
+    light = copy.copy(model)
+    light.buffers, light.subgraphs = weights, []
+    for subgraph in model.subgraphs:
+        one = copy.copy(subgraph)
+        placed: dict[Any, int] = {}
+        one.tensors = [_Tensor(tensor, tables, placed) for tensor in subgraph.tensors]
+        one.operators = [_Operator(op, tables) for op in subgraph.operators]
+        light.subgraphs.append(one)
+    return light
 
 
 def _needed(model: Any) -> set[int]:
@@ -92,21 +104,26 @@ def _bytes(buffer: Any) -> memoryview | None:
 class _Tensor:
     """Stands in for a TensorT: of several that are alike in everything, one is packed and all refer to it."""
 
-    def __init__(self, tensor: Any, seen: dict[tuple[Any, ...], int]) -> None:
-        self._tensor, self._seen = tensor, seen
+    def __init__(self, tensor: Any, tables: PackedTables, placed: dict[Any, int]) -> None:
+        self._tensor, self._tables, self._placed = tensor, tables, placed
 
     def Pack(self, builder: Any) -> int:
         """Called by the library."""
-        key = tuple(_hashable(value) for value in vars(self._tensor).values())
-        if key not in self._seen:
-            self._seen[key] = self._tensor.Pack(builder)
-        return self._seen[key]
+        key = content(self._tensor)
+        if key not in self._placed:
+            self._placed[key] = self._tables.tensor(self._tensor, key).place(builder)
+        return self._placed[key]
 
 
-def _hashable(value: Any) -> Any:
-    if isinstance(value, (list, np.ndarray)):
-        return tuple(value)
-    return value if isinstance(value, (bytes, str, int, type(None))) else id(value)
+class _Operator:
+    """Stands in for an OperatorT."""
+
+    def __init__(self, op: Any, tables: PackedTables) -> None:
+        self._op, self._tables = op, tables
+
+    def Pack(self, builder: Any) -> int:
+        """Called by the library."""
+        return self._tables.operator(self._op).place(builder)
 
 
 class _Weights:

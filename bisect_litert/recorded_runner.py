@@ -67,6 +67,11 @@ class RecordedRunner:
                 on_done(job.id)
         return results
 
+    def lane(self, job: Job) -> str:
+        """Returns "": it is one folder."""
+        del job
+        return ""
+
     def close(self) -> None:
         """Writes the next round, if there is anything to ask for."""
         wanted, self._wanted = self._wanted, {}

@@ -75,6 +75,8 @@ class RequestFolders:
         version = f"{source.resolve()}:{stat.st_mtime_ns}:{stat.st_size}"
         if version in self._stored and self._stored[version].exists():
             _link(self._stored[version], target)
+        elif source.resolve().parent == self.folder.parent:
+            _link(source, target)  # it lies in the runner's own folder, where nothing is written twice
         else:
             shutil.copyfile(source, target)
             self._stored[version] = target

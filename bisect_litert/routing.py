@@ -87,6 +87,10 @@ class RoutedRunner:
         results.update(found)
         return {job.id: results[job.id] for job in jobs}
 
+    def lane(self, job: Job) -> str:
+        """Returns "target" or "local"."""
+        return "target" if job.accelerator in ON_TARGET else "local"
+
     def close(self) -> None:
         """Lets both sides end by themselves; the files stay."""
         try:

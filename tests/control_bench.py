@@ -11,6 +11,7 @@ import numpy as np
 from bisect_litert.counterfactual import Controls
 from bisect_litert.evaluation import CPU, GPU, Evaluator, TappedGraph
 from bisect_litert.graph import Graph
+from bisect_litert.job_queue import JobQueue
 from bisect_litert.jobs import Job, JobResult
 from bisect_litert.runners import Runner
 
@@ -57,7 +58,7 @@ def bench(runner: Runner, graph: Graph, inputs: Mapping[str, np.ndarray], folder
     folder.mkdir(parents=True, exist_ok=True)
     outputs = {port.name: port.name for port in graph.outputs}
     shapes = {port.name: graph.tensors[port.tensor].shape for port in graph.outputs}
-    evaluator = Evaluator(runner, folder, inputs, (), shapes, frozenset(), lambda _: None)
+    evaluator = Evaluator(JobQueue(runner), folder, inputs, (), shapes, frozenset(), lambda _: None)
     shipped = TappedGraph(graph, {}, outputs)
     values = evaluator.all_tensors(graph, "values")
     truth = {port.name: values[port.tensor] for port in graph.outputs}

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from bisect_litert.graph import Graph
-from bisect_litert.jobs import JobResult, JobRunner
+from bisect_litert.job_queue import JobQueue
+from bisect_litert.jobs import JobResult
 from bisect_litert.readings import Forward
 from bisect_litert.record import InputInfo
 from bisect_litert.sources import OpSources
@@ -26,7 +27,7 @@ Stage = Callable[[str], AbstractContextManager[None]]
 class Workplace:
     """Where a subject may run and write."""
 
-    runner: JobRunner
+    runner: JobQueue
     folder: Path
     """For .tflite files; deleted when the run ends."""
     logs: Path
