@@ -3,7 +3,7 @@
     python benchmarks/bundles.py RUNS OUT [--python FILE] [--only GLOB] [--json FILE]
 
 RUNS holds run folders, as `benchmarks/zoo.py --keep` leaves them. Each repro.py is run with FILE, the interpreter of an
-environment that holds numpy and ai-edge-litert and nothing else.
+environment that holds numpy and ai-edge-litert and nothing else. Each repro_torch.py is run with this interpreter.
 """
 
 from __future__ import annotations
@@ -37,18 +37,27 @@ def measure(run: Path, number: int, out: Path, python: str) -> dict[str, Any]:
     except BisectError as error:
         return {"state": "error", "why": error.message}
     repro = out / "repro"
-    code = None
-    if made.ops:
-        command = [python, "-I", str(repro.resolve() / "repro.py")]
-        code = subprocess.run(command, capture_output=True, cwd="/").returncode
+    seconds = time.monotonic() - started
+    code = script(python, repro / "repro.py") if made.ops else None
     return {
         "state": made.state,
         "ops": [line.split(" ")[0] for line in made.ops],
         "model_bytes": made.model_bytes,
-        "tensor_bytes": sum(path.stat().st_size for path in repro.glob("*.npy")),
+        "tensor_bytes": sum(path.stat().st_size for path in repro.glob("*.npy") if not path.match("torch_*")),
+        "bytes_before": made.sizes[0],
+        "bytes_after": made.sizes[1],
         "exit_code": code,
-        "seconds": round(time.monotonic() - started, 1),
+        "twin": made.twin,
+        "twin_exit_code": script(sys.executable, repro / "repro_torch.py"),
+        "seconds": round(seconds, 1),
     }
+
+
+def script(python: str, path: Path) -> int | None:
+    """Runs a script as a stranger does, from elsewhere; None when there is none."""
+    if not path.is_file():
+        return None
+    return subprocess.run([python, "-I", str(path.resolve())], capture_output=True, cwd="/").returncode
 
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -58,14 +67,20 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [", ".join(f"{count} {state}" for state, count in states.most_common())]
     fails = sum(row["exit_code"] == 1 for row in some)
     lines.append(f"repro.py ends with 1 in {fails} of {len(found)}")
+    twins = Counter(row.get("twin", "none") for row in found.values())
+    shown = ", ".join(f"{count} {state}" for state, count in twins.most_common())
+    lines.append(f"PyTorch twins: {shown}; {sum(row.get('twin_exit_code') == 1 for row in found.values())} end with 1")
     if some:
-        middle = {
-            key: statistics.median(row[key] for row in some) for key in ("model_bytes", "tensor_bytes", "seconds")
-        }
+        keys = ("model_bytes", "tensor_bytes", "seconds", "bytes_before", "bytes_after")
+        middle = {key: statistics.median(row[key] for row in some) for key in keys}
         ops = statistics.median(len(row["ops"]) for row in some)
         lines.append(
             f"median: {ops:g} ops, {middle['model_bytes']:g} bytes of model, {middle['tensor_bytes']:g} of tensors, "
             f"{middle['seconds']:.1f} s"
+        )
+        lines.append(
+            f"median of inputs, results and constants: {middle['bytes_before']:g} bytes before their dimensions were "
+            f"halved, {middle['bytes_after']:g} after"
         )
     lines += [f"{name}: {row}" for name, row in found.items() if row["state"] != "alone" or row["exit_code"] != 1]
     return "\n".join(lines)

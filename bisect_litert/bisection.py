@@ -29,10 +29,10 @@ from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
 from bisect_litert.job_queue import JobQueue
-from bisect_litert.judging import Findings, judge, settle_death, settle_taps
+from bisect_litert.judging import Findings, block_ops, judge, settle_death, settle_taps
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, Forward, flow
-from bisect_litert.record import Artefact, Cause, RunRecord, Verdict
+from bisect_litert.record import Artefact, Cause, Culprit, RunRecord, Verdict
 from bisect_litert.recording import write_record
 from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress
@@ -199,7 +199,8 @@ class _Bisection:
 
     def _work(self, place: Workplace) -> None:
         plain = self.known.plain = self.subject.graph(place)
-        self.known.artefact = Artefact.of(plain.file) if plain.file.is_file() else None
+        self.known.artefact = _file(plain.file)
+        self.known.definition = _file(self.subject.path)
         inputs = self.subject.feed(plain)
         with self._stage("find taps"):
             found = self.subject.locate(plain, inputs, place)
@@ -294,6 +295,7 @@ class _Bisection:
             with self._stage("search without taps"):
                 settle_taps(self.known, controls)
         self.known.verdict = judge(self.known)
+        self._keep_reproductions(tapped)
 
     def _look_inside(self, case: Investigation, controls: Controls | None) -> None:
         """Drives each culprit down to its op and line, and proves it by keeping it off the GPU."""
@@ -321,28 +323,47 @@ class _Bisection:
             if c.block in found.scenes
         }
         found.culprits = look_inside(found.culprits, scenes, tools)
-        found.notes += reproduction.keep(self.folder, found.culprits, self._material(case, tools.pricer))
 
-    def _material(self, case: Investigation, pricer: Pricer) -> reproduction.Material:
+    def _keep_reproductions(self, tapped: tapping.Tapping) -> None:
+        """Keeps of each culprit what a bug report is made of, while the model is there."""
+        found, culprits = self.known.found, self.known.found.culprits
+        if not culprits and self.known.verdict.diverged and self.known.verdict.cause in reproduction.WHOLE:
+            culprits = [Culprit("(model)", self.known.verdict.cause, "", (), "")]
+        if not culprits:
+            return
+        with self._stage("keep reproductions"):
+            found.notes += reproduction.keep(self.folder, culprits, self._material(tapped))
+            blocks = list(dict.fromkeys(t.block for t in self.known.taps))
+            for folder, culprit in reproduction.folders(self.folder, culprits):
+                self.subject.keep_twin(folder, culprit, tapped, blocks)
+
+    def _material(self, tapped: tapping.Tapping) -> reproduction.Material:
         """What reproductions of the culprits are made of."""
-        tapped = [t for t in case.taps if t.tensor >= 0 and t.layout is not None]
+        located = [t for t in tapped.taps if t.tensor >= 0 and t.layout is not None]
+        ops, truth = block_ops(self.known), self.known.truth
+        assert truth is not None, "it was run"
 
         def right(block: str) -> dict[int, np.ndarray]:
-            shapes = case.original.tensors
+            shapes = tapped.graph.tensors
             return {
-                t.tensor: t.layout.from_torch(case.truth.taps[t.key], shapes[t.tensor].shape)
-                for t in tapped
+                t.tensor: t.layout.from_torch(truth.taps[t.key], shapes[t.tensor].shape)
+                for t in located
                 if t.block == block and t.layout is not None
             }
 
         return reproduction.Material(
-            graph=case.original,
-            values=case.values,
-            walls=frozenset(t.tensor for t in tapped),
-            ops_of=pricer.ops_of,
+            graph=tapped.graph,
+            values=tapped.values,
+            walls=frozenset(t.tensor for t in located),
+            ops_of=lambda block: ops.get(block, []),
             right=right,
             settings=self.settings,
+            emulated=self.known.target != GPU,
         )
+
+
+def _file(path: Path | None) -> Artefact | None:
+    return Artefact.of(path) if path is not None and path.is_file() else None
 
 
 def _owners(tapped: tapping.Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:

@@ -12,22 +12,18 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from bisect_litert import repro_script, reproduction
-from bisect_litert.errors import BisectError, RunFolderError, UsageError
-from bisect_litert.graph import Graph
+from bisect_litert import repro_script
+from bisect_litert.errors import RunFolderError, UsageError
 from bisect_litert.papers import pack, write_papers
 from bisect_litert.privacy import Scrubber
-from bisect_litert.randomising import weights_of, without_inputs, without_weights
 from bisect_litert.record import Culprit, RunRecord
-from bisect_litert.reenacting import SCRIPT, TIME_LIMIT, run_script
+from bisect_litert.reenacting import run_script
 from bisect_litert.reports import issue
-from bisect_litert.reproduction import MODEL, Reproduction, TensorFile
-from bisect_litert.runners import Runner
-from bisect_litert.shrinking import Shrinker, Shrunk, Trial
+from bisect_litert.reproducing import Desk
+from bisect_litert.reproduction import FOLDER
+
+NOT_WANTED = "it was not asked for (--no-twin)"
 
 
 class HealthyError(UsageError):
@@ -45,6 +41,10 @@ class Bundle:
     ops: tuple[str, ...]
     model_bytes: int
     title: str
+    sizes: tuple[int, int] = (0, 0)
+    """Bytes of its inputs, results and constants before and after their dimensions were halved."""
+    twin: str = ""
+    """One of reports.issue's, of the PyTorch twin: "alone", "not alone", "not tried", "none"."""
 
     def summary(self) -> str:
         """Returns what to tell the user."""
@@ -53,10 +53,16 @@ class Bundle:
             issue.IN_CONTEXT: "reproduces only in context",
             issue.NOT_ALONE: "does not reproduce outside the whole model",
             issue.NOT_TRIED: "was not tried here",
+            issue.PREDICTED: "fails in emulated fp16, not seen on a GPU",
         }
         size = f": {', '.join(op.split(' ')[0] for op in self.ops[:6])}, {self.model_bytes} bytes" if self.ops else ""
         said = f"The culprit {words[self.state]}{size}." if self.ops else "It holds no reproduction; ISSUE.md says why."
-        lines = [self.title, said, f"{self.folder}/", str(self.archive)]
+        twin = {
+            issue.ALONE: "Its PyTorch twin reproduces, too.",
+            issue.NOT_ALONE: "Its PyTorch twin does not show it outside the model.",
+            issue.NOT_TRIED: "Its PyTorch twin was not tried here.",
+        }.get(self.twin, "")
+        lines = [self.title, " ".join(filter(None, (said, twin))), f"{self.folder}/", str(self.archive)]
         return "\n".join(lines) + "\n"
 
 
@@ -69,6 +75,8 @@ class Wishes:
     """Which one of the run's culprits, from 1."""
     weights: bool = True
     inputs: bool = True
+    twin: bool = True
+    """Whether to make the PyTorch twin, which takes a conversion or a few."""
     pythons: tuple[str, ...] = ()
     """Interpreters with other versions of ai-edge-litert to try the reproduction with."""
 
@@ -105,10 +113,13 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
         # Put together beside its place, so that a bundle is there whole or not at all.
         made = Path(scratch) / "bundle"
         made.mkdir()
-        repro = _reproduction(run, record, culprit, wishes, made / "repro", Path(scratch), say, scrub)
+        source, out = run / FOLDER / str(wishes.culprit), made / FOLDER
+        desk = Desk(source, out, Path(scratch), record, wishes.weights, wishes.inputs, say, scrub)
+        repro = desk.reproduction(culprit)
         if repro.ops:
-            others = (_tried(made / "repro", Path(scratch), python, scrub) for python in wishes.pythons)
+            others = (_tried(out, Path(scratch), python, scrub) for python in wishes.pythons)
             repro = replace(repro, versions=(*repro.versions, *others))
+        repro = replace(repro, twin=desk.twin() if wishes.twin else issue.TwinReport(issue.NO_TWIN, why=NOT_WANTED))
         write_papers(run, record, culprit, repro, made, scrub)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +130,7 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
                 f"{folder} cannot be written: {error.strerror or error}.", hint="Give another folder with --out."
             ) from None
     title = scrub.text(issue.title(record, culprit, repro))
-    return Bundle(folder, archive, repro.state, repro.ops, repro.model_bytes, title)
+    return Bundle(folder, archive, repro.state, repro.ops, repro.model_bytes, title, repro.sizes, repro.twin.state)
 
 
 def _device_names(record: RunRecord) -> tuple[str, ...]:
@@ -133,192 +144,9 @@ def _whole(record: RunRecord) -> Culprit:
     return Culprit("(model)", record.verdict.cause, "", (record.verdict.summary,), record.verdict.next_step)
 
 
-# -- the reproduction --------------------------------------------------------------------------------------------------
-
-
-def _reproduction(
-    run: Path,
-    record: RunRecord,
-    culprit: Culprit,
-    wishes: Wishes,
-    out: Path,
-    scratch: Path,
-    say: Callable[[str], None],
-    scrub: Scrubber,
-) -> issue.Repro:
-    source = run / reproduction.FOLDER / str(wishes.culprit)
-    try:
-        kept = Reproduction.load(source)
-    except FileNotFoundError:
-        known = any(block.name == culprit.block for block in record.blocks)
-        why = "the run kept no reproduction of it" if known else "no single block is at fault"
-        return issue.Repro(issue.NOT_TRIED, why)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{source} cannot be read: {error}.", hint="Run bisect-litert again.") from None
-    if kept.reference == "torch":
-        return _as_kept(kept, source, wishes, out, scratch, say, scrub, "nothing to shrink without PyTorch")
-    with Runner(scratch / "runner", TIME_LIMIT) as runner:
-        shrinker = Shrinker(kept, source, runner, scratch, record.settings, say)
-        shrunk = shrinker.shrink()
-        if shrunk.trial is None:
-            why = shrunk.untested or "it is right outside the model"
-            repro = _as_kept(kept, source, wishes, out, scratch, say, scrub, why)
-            return repro if shrunk.untested else replace(repro, state=issue.NOT_ALONE)
-        trial, weights, inputs = _without(shrunk.trial, shrinker, wishes)
-    return _written(kept, shrunk, trial, weights, inputs, out, scratch, say, scrub)
-
-
-def _without(trial: Trial, shrinker: Shrinker, wishes: Wishes) -> tuple[Trial, str, str]:
-    weights = inputs = ""
-    for wanted, what, option, make in (
-        (wishes.weights, "weights", "--no-weights", without_weights),
-        (wishes.inputs, "inputs", "--no-inputs", without_inputs),
-    ):
-        if wanted:
-            continue
-        found = make(trial, shrinker)
-        if found is None:
-            raise BisectError(
-                f"The fault does not show with random {what}, so a bundle without them would prove nothing.",
-                hint=f"Leave {option} out; the {what} it would hold are listed before they are written.",
-            )
-        trial, how = found
-        weights, inputs = (how, inputs) if what == "weights" else (weights, how)
-    return trial, weights, inputs
-
-
-def _written(
-    kept: Reproduction,
-    shrunk: Shrunk,
-    trial: Trial,
-    weights: str,
-    inputs: str,
-    out: Path,
-    scratch: Path,
-    say: Callable[[str], None],
-    scrub: Scrubber,
-) -> issue.Repro:
-    graph = _renamed(trial.graph, scrub)
-    _list_contents(graph, trial.inputs, weights, inputs, say)
-    out.mkdir()
-    graph.write(out / MODEL)
-    files = [_write_tensor(out, name, value, name, raw=True) for name, value in trial.inputs.items()]
-    right = [_write_tensor(out, name, value, f"expected_{name}") for name, value in trial.expected.items()]
-    about = replace(
-        kept,
-        block=scrub.text(kept.block),
-        ops=trial.ops,
-        inputs=tuple(files),
-        outputs=tuple(right),
-        tolerance=trial.tolerance,
-        context=(),
-        context_inputs=(),
-        accelerator=trial.accelerator,
-    )
-    state = issue.ALONE if shrunk.alone else issue.IN_CONTEXT
-    return _finished(about, state, "", graph, out, scratch, scrub, weights, inputs)
-
-
-def _as_kept(
-    kept: Reproduction,
-    source: Path,
-    wishes: Wishes,
-    out: Path,
-    scratch: Path,
-    say: Callable[[str], None],
-    scrub: Scrubber,
-    why: str,
-) -> issue.Repro:
-    """The block as the run cut it, for what cannot be shrunk here."""
-    if not (wishes.weights and wishes.inputs):
-        raise BisectError(
-            f"Weights and inputs can be left out only of what was seen to fail here, and it was not tried: {why}.",
-            hint="Bundle it on the machine with the GPU, or leave --no-weights and --no-inputs out.",
-        )
-    graph = _renamed(Graph.read(source / MODEL), scrub)
-    inputs = {t.name: np.load(source / t.file, allow_pickle=False, mmap_mode="r") for t in kept.inputs}
-    _list_contents(graph, inputs, "", "", say)
-    out.mkdir()
-    graph.write(out / MODEL)
-    files = [_write_tensor(out, name, value, name, raw=True) for name, value in inputs.items()]
-    for t in kept.outputs:
-        shutil.copyfile(source / t.file, out / t.file)
-    about = replace(kept, block=scrub.text(kept.block), inputs=tuple(files), context=(), context_inputs=())
-    return _finished(about, issue.NOT_TRIED, why, graph, out, scratch, scrub, "", "")
-
-
-def _finished(
-    about: Reproduction,
-    state: str,
-    why: str,
-    graph: Graph,
-    out: Path,
-    scratch: Path,
-    scrub: Scrubber,
-    weights: str,
-    inputs: str,
-) -> issue.Repro:
-    """Adds the script and what it prints when it is run as the reader will run it."""
-    shutil.copyfile(Path(repro_script.__file__), out / SCRIPT)
-    about.save(out)
-    text, answer = run_script(out, scratch)
-    found = str(answer.get("result", repro_script.UNTESTED))
-    seen = {"state": state, "result": found, "ai-edge-litert": str(answer.get("version", ""))}
-    seen["adapter"] = scrub.text(str(answer.get("adapter", "")))
-    replace(about, seen=seen).save(out)
-    text = scrub.text(text)
-    (out / "output.txt").write_text(text, encoding="utf-8")
-    if state != issue.NOT_TRIED and found != repro_script.SAME:
-        state, why = issue.NOT_TRIED, "it failed while it was shrunk, and not in a process of its own"
-    elif about.reference == "torch" and found == repro_script.SAME:
-        state = issue.ALONE
-    return issue.Repro(
-        state=state,
-        why=scrub.text(why),
-        ops=_op_lines(graph),
-        output=text,
-        model_bytes=(out / MODEL).stat().st_size,
-        weights=weights,
-        inputs=inputs,
-        versions=((seen["ai-edge-litert"], seen["adapter"] or "none", found),),
-    )
-
-
 def _tried(folder: Path, scratch: Path, python: str, scrub: Scrubber) -> tuple[str, str, str]:
     """Runtime, adapter and result of the reproduction under another interpreter."""
     _, answer = run_script(folder, scratch, python)
     result = str(answer.get("result", repro_script.UNTESTED))
     why = f": {answer['why']}" if result == repro_script.UNTESTED and answer.get("why") else ""
     return str(answer.get("version", "unknown")), scrub.text(str(answer.get("adapter", ""))) or "none", result + why
-
-
-def _write_tensor(folder: Path, name: str, value: np.ndarray, stem: str, raw: bool = False) -> TensorFile:
-    np.save(folder / f"{stem}.npy", value, allow_pickle=False)
-    if raw:  # what LiteRT's own run_model and benchmark tools read
-        (folder / f"{stem}.raw").write_bytes(np.ascontiguousarray(value).data)
-    return TensorFile(name, f"{stem}.npy", value.dtype.name, value.shape)
-
-
-def _renamed(graph: Graph, scrub: Scrubber) -> Graph:
-    """The graph with tensor names that name nobody."""
-    editor = graph.edit()
-    for index, tensor in enumerate(graph.tensors):
-        name = scrub.text(tensor.name)
-        if name != tensor.name:
-            editor.rename(index, name)
-    return editor.graph()
-
-
-def _list_contents(graph: Graph, inputs: Any, weights: str, random: str, say: Callable[[str], None]) -> None:
-    for t in weights_of(graph):
-        tensor = graph.tensors[t]
-        kind = f"random ({weights})" if weights else "of the model"
-        say(f"weights in the bundle: {tensor.name} {list(tensor.shape)}, {4 * tensor.size} bytes, {kind}")
-    for name, value in inputs.items():
-        kind = f"random ({random})" if random else "from the run"
-        say(f"input in the bundle: {name} {list(value.shape)}, {value.nbytes} bytes, {kind}")
-
-
-def _op_lines(graph: Graph) -> tuple[str, ...]:
-    tensors = graph.tensors
-    return issue.op_lines([(op.type, [(tensors[t].shape, tensors[t].constant) for t in op.inputs]) for op in graph.ops])

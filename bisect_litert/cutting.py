@@ -37,18 +37,24 @@ def cut(graph: Graph, ops: Iterable[Op], fed: Sequence[int], outputs: Sequence[i
         ops: What to keep; ops whose result no output needs are dropped.
         fed: Tensors that become inputs, also for those of the ops that read another one's result. What an op reads and
             neither `fed` nor an op gives has to be constant.
-        outputs: Tensors to write.
+        outputs: Tensors to write; one that is there twice gets two outputs.
     """
     editor = Editor(graph)
     mine = {op.index for op in ops}
     others = [op for index, op in enumerate(editor.subgraph.operators) if index not in mine]
     editor.drop_outputs()
-    written = {f"{OUTPUT_PREFIX}{t:05d}": t for t in outputs}
+    written: dict[str, int] = {}
+    for t in outputs:
+        name = f"{OUTPUT_PREFIX}{t:05d}"
+        written[name if name not in written else f"{name}_{len(written)}"] = t
     for name, t in written.items():
         editor.add_output(name, t)
     read = {f"{INPUT_PREFIX}{t:05d}": t for t in fed}
+    given = {}
     for name, t in read.items():
-        editor.rewire(t, editor.add_input(name, t), skip=others)
+        given[t] = editor.add_input(name, t)
+        editor.rewire(t, given[t], skip=others)
+    editor.rewire_outputs(given)  # an input may be returned unchanged
     editor.prune()
     made = editor.graph()
     present = {port.name for port in made.inputs}

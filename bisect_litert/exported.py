@@ -111,8 +111,15 @@ class ExportedModel:
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Returns the model's float inputs by the names that nodes read them under."""
+        return {name: value for name, value in self.given().items() if is_float(value)}
+
+    def given(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors among the model's inputs likewise, of any type."""
+        import torch
+
         names = [s.arg.name for s in self.program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
-        return {name: value for name, value in zip(names, self._given(), strict=True) if is_float(value)}
+        given = zip(names, self._given(), strict=True)
+        return {name: value for name, value in given if isinstance(value, torch.Tensor)}
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:

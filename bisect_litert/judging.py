@@ -51,6 +51,7 @@ class Findings:
     found: Found = field(default_factory=Found)
     runs: list[RunInfo] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    definition: Artefact | None = None
     verdict: Verdict = UNDECIDED
 
     def add_run(self, name: str, seconds: float, status: str = "ok", detail: str = "", log: str = "") -> None:

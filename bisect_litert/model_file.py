@@ -19,6 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,7 +64,8 @@ def load(spec: str, *, inputs_path: Path | None = None, seed: int = 0) -> Loaded
     notes: tuple[str, ...] = ()
     if inputs_path is not None:
         args, kwargs, notes = override(module, args, kwargs, inputs_path)
-    return assemble(module, args, kwargs, label, notes)
+    file = getattr(module_object, "__file__", None)
+    return replace(assemble(module, args, kwargs, label, notes), path=Path(file) if file else None)
 
 
 def _split(spec: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class LoadedModel:
     """File name or spec, without folders."""
     notes: tuple[str, ...] = ()
     """Sentences on what was changed or assumed."""
+    path: Path | None = None
+    """The file that defines it; never written to a record."""
 
 
 def prepare(module: Any, inputs: Any, seed: int = 0, *, label: str = "", notes: tuple[str, ...] = ()) -> LoadedModel:

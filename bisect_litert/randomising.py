@@ -10,7 +10,6 @@ from bisect_litert.cutting import compact
 from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.graph import Graph
 from bisect_litert.metrics import FP16_MAX
-from bisect_litert.record import Cause
 from bisect_litert.shrinking import Shrinker, Trial
 
 Maker = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -63,15 +62,35 @@ def without_weights(trial: Trial, shrinker: Shrinker) -> tuple[Trial, str] | Non
 
 def without_inputs(trial: Trial, shrinker: Shrinker) -> tuple[Trial, str] | None:
     """Returns the trial with random inputs and how they were made; None when no way keeps the fault."""
-    exact = shrinker.kept.cause == Cause.WRONG_KERNEL
-    for how, inputs in _random_inputs(trial.inputs, exact):
+    for how, inputs in random_inputs(trial.inputs, shrinker.exact):
         again = shrinker.run(trial.graph, inputs, trial.tolerance, trial.ops)
         if again.shows:
             return again, how
     return None
 
 
-def _random_inputs(inputs: Mapping[str, np.ndarray], exact: bool) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def random_weights(weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yields other weights, and how they were made; what is no float or has one element stays."""
+    for how, make in WAYS.items():
+        rng = np.random.default_rng(0)
+        yield (
+            how,
+            {
+                name: make(value.astype(np.float64), rng).astype(value.dtype)
+                if value.dtype.kind == "f" and value.size > 1
+                else value
+                for name, value in weights.items()
+            },
+        )
+
+
+def random_inputs(inputs: Mapping[str, np.ndarray], exact: bool) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yields other inputs, and how they were made.
+
+    Args:
+        inputs: By name.
+        exact: Leave them unrounded; else those that fp16 holds are rounded to it.
+    """
     for how, make in WAYS.items():
         rng = np.random.default_rng(0)
         made: dict[str, np.ndarray] = {}

@@ -451,6 +451,8 @@ class RunRecord:
     """The file that was tested; None when the run did not get that far."""
     reference: str = PYTORCH
     """What blocks are held against: "PyTorch" or "LiteRT CPU"."""
+    definition: Artefact | None = None
+    """The Python file that defines the model; None where there is none."""
 
     @property
     def judged(self) -> RunName:

@@ -73,6 +73,7 @@ def build_record(known: Findings) -> RunRecord:
         started=known.started.isoformat(timespec="seconds"),
         artefact=known.artefact,
         reference=known.reference,
+        definition=known.definition,
     )
 
 

@@ -32,10 +32,19 @@ def run_script(folder: Path, scratch: Path, python: str = sys.executable) -> tup
     Returns:
         What it printed, and what it measured; "why" says what went wrong when it died.
     """
+    script = shutil.copyfile(Path(repro_script.__file__), scratch / SCRIPT)  # beside none of our modules
+    return _answer([python, str(script), str(folder.resolve())], scratch)
+
+
+def run_twin(script: Path, scratch: Path) -> tuple[str, dict[str, Any]]:
+    """Runs a PyTorch twin that we wrote, in a process of its own, with this interpreter."""
+    return _answer([sys.executable, str(script.resolve())], scratch)
+
+
+def _answer(command: list[str], scratch: Path) -> tuple[str, dict[str, Any]]:
     target = scratch / "answer.json"
     target.unlink(missing_ok=True)
-    script = shutil.copyfile(Path(repro_script.__file__), scratch / SCRIPT)  # beside none of our modules
-    command = [python, str(script), str(folder.resolve()), "--json", str(target)]
+    command = [*command, "--json", str(target)]
     try:
         done = subprocess.run(
             command,
@@ -43,13 +52,15 @@ def run_script(folder: Path, scratch: Path, python: str = sys.executable) -> tup
             text=True,
             errors="replace",
             timeout=TIME_LIMIT,
-            env=_environment(scratch, python),
+            env=_environment(scratch, command[0]),
         )
         text, why = done.stdout, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}"
     except subprocess.TimeoutExpired:
         text, why = "", f"it gave no answer within {TIME_LIMIT:g} s"
     except OSError as error:
-        raise UsageError(f"{python} cannot be started: {error.strerror}.", hint="Give a Python interpreter.") from None
+        raise UsageError(
+            f"{command[0]} cannot be started: {error.strerror}.", hint="Give a Python interpreter."
+        ) from None
     try:
         return text, dict(json.loads(target.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

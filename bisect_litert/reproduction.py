@@ -8,7 +8,7 @@ neighbouring blocks around it, for faults that only their company shows. Nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -29,6 +29,12 @@ MAX_CULPRITS = 3
 LIMIT = 64 << 20
 """Bytes of weights and tensors that one culprit may take."""
 ON_GPU = (Cause.OVERFLOW, Cause.PRECISION_LOSS, Cause.WRONG_KERNEL)
+DEATHS = (Cause.CRASH, Cause.HANG)
+BUFFERS = (Cause.ALIASED_OUTPUT, Cause.UNWRITTEN_OUTPUT)
+WHOLE = (*DEATHS, *BUFFERS, Cause.TAP_EFFECT)
+"""What only the graph as it ships may show, so that the context is all of it."""
+GROWN = (*ON_GPU, *DEATHS, Cause.TAP_EFFECT)
+"""What may show among a block's neighbours."""
 NEIGHBOURS = 2
 """Blocks before the culprit that its context holds."""
 SCHEMA = 1
@@ -76,6 +82,13 @@ class Reproduction:
     context: tuple[OpName, ...] = ()
     """Ops of context.tflite; empty without one."""
     context_inputs: tuple[TensorFile, ...] = ()
+    tapped: str = ""
+    """The same graph with more tensors as outputs, which makes it right; empty without one."""
+    time_limit: float = 0.0
+    """Seconds after which a run counts as hung; each runs in a process of its own then. 0 for faults that let it
+    live."""
+    predicted: bool = False
+    """Whether emulated fp16 stood in for a GPU."""
     accelerator: str = "gpu"
     """"gpu", or "gpu+cpu" where the GPU alone refuses some of it."""
     seen: dict[str, str] = field(default_factory=dict)
@@ -127,6 +140,8 @@ class Material:
     right: Callable[[str], Mapping[int, np.ndarray]]
     """PyTorch's values of a block's outputs, in the graph's layout."""
     settings: Settings
+    emulated: bool = False
+    """Whether emulated fp16 stood in for a GPU."""
 
 
 def keep(folder: Path, culprits: Sequence[Culprit], material: Material) -> list[str]:
@@ -142,7 +157,7 @@ def keep(folder: Path, culprits: Sequence[Culprit], material: Material) -> list[
     """
     notes = []
     for number, culprit in enumerate(culprits[:MAX_CULPRITS], 1):
-        if culprit.cause not in (*ON_GPU, Cause.CONVERSION):
+        if culprit.cause not in (*ON_GPU, *WHOLE, Cause.CONVERSION):
             continue
         try:
             missing = _keep_one(folder / FOLDER / str(number), culprit, material)
@@ -154,41 +169,41 @@ def keep(folder: Path, culprits: Sequence[Culprit], material: Material) -> list[
     return notes
 
 
+def folders(folder: Path, culprits: Sequence[Culprit]) -> Iterator[tuple[Path, Culprit]]:
+    """Yields where each culprit's reproduction was kept."""
+    for number, culprit in enumerate(culprits[:MAX_CULPRITS], 1):
+        place = folder / FOLDER / str(number)
+        if (place / FILE).is_file():
+            yield place, culprit
+
+
 def _keep_one(folder: Path, culprit: Culprit, material: Material) -> str:
-    graph = material.graph
+    graph, cause = material.graph, culprit.cause
     inside = {op.index for op in culprit.ops}
     ops = [op for op in graph.ops if op.index in inside] or list(material.ops_of(culprit.block))
+    if not ops and cause in WHOLE:
+        ops = list(graph.ops)
     if not ops:
         return "none of its ops are known"
-    converted = culprit.cause is Cause.CONVERSION
+    converted = cause is Cause.CONVERSION
     expected = material.right(culprit.block) if converted else material.values
-    ends = [t for t in sinks(ops) if t in expected and t in graph.computed]
-    fed = boundary(graph, ops)
-    absent = [graph.tensors[t].name for t in fed if t not in material.values]
+    ends = [t for t in written(graph, ops, cause) if t in expected and t in graph.computed]
+    given = fed(graph, ops, ends)
+    absent = [graph.tensors[t].name for t in given if t not in material.values]
     if absent or not ends:
         return f"the value of {absent[0]} is not known" if absent else "none of its outputs can be read alone"
-    size = constant_bytes(graph, ops) + _bytes(material.values, fed) + _bytes(expected, ends)
+    size = constant_bytes(graph, ops) + _bytes(material.values, given) + _bytes(expected, ends)
     if size > LIMIT:
         return f"it would take {size >> 20} MB, more than {LIMIT >> 20} MB"
     folder.mkdir(parents=True, exist_ok=True)
-    made = cut(graph, ops, fed, ends)
+    made = cut(graph, ops, given, ends)
     compact(made.graph).write(folder / MODEL)
     inputs = _save(folder, made.inputs, material.values)
     outputs = _save(folder, made.outputs, expected, "expected_")
-    wider = [] if converted else _context(material, ops)
-    outside = boundary(graph, wider)
-    room = LIMIT - size - constant_bytes(graph, wider) - _bytes(material.values, outside)
-    around: tuple[TensorFile, ...] = ()
-    if len(wider) == len(ops) or room < 0 or any(t not in material.values for t in outside):
-        wider = []
-    if wider:
-        whole = cut(graph, wider, outside, [t for t in sinks(wider) if t in graph.computed])
-        compact(whole.graph).write(folder / CONTEXT)
-        around = _save(folder, whole.inputs, material.values)
-        wider = [op for op in wider if _kept(op, whole.outputs.values(), wider)]
+    wider, around = _keep_context(folder, culprit, material, ops, LIMIT - size)
     Reproduction(
         block=culprit.block,
-        cause=str(culprit.cause),
+        cause=str(cause),
         kind=culprit.kind,
         ops=_names(op for op in ops if _kept(op, ends, ops)),
         guilty=culprit.op,
@@ -199,8 +214,45 @@ def _keep_one(folder: Path, culprit: Culprit, material: Material) -> str:
         reference="torch" if converted else "cpu",
         context=_names(wider),
         context_inputs=around,
+        predicted=material.emulated,
     ).save(folder)
     return ""
+
+
+def _keep_context(
+    folder: Path, culprit: Culprit, material: Material, ops: Sequence[Op], room: int
+) -> tuple[list[Op], tuple[TensorFile, ...]]:
+    """Writes context.tflite; returns its ops and inputs, none where there is no more of it or no room for it."""
+    graph, cause = material.graph, culprit.cause
+    whole = cause in WHOLE
+    for wider in ([list(graph.ops)] if whole else []) + ([_context(material, ops)] if cause in GROWN else []):
+        ends = [t for t in written(graph, wider, cause) if t in graph.computed]
+        outside = fed(graph, wider, ends)
+        size = constant_bytes(graph, wider) + _bytes(material.values, outside)
+        if len(wider) == len(ops) or size > room or any(t not in material.values for t in outside):
+            continue
+        made = cut(graph, wider, outside, ends)
+        compact(made.graph).write(folder / CONTEXT)
+        around = _save(folder, made.inputs, material.values)
+        return [op for op in wider if _kept(op, made.outputs.values(), wider)], around
+    return [], ()
+
+
+def written(graph: Graph, ops: Sequence[Op], cause: str) -> tuple[int, ...]:
+    """Returns the tensors that a cut writes: what none of the ops reads, and where an output of the model lost its
+    buffer, those of the model's outputs that the ops write or that are its own inputs, as often as it returns them."""
+    ends = sinks(ops)
+    if cause not in BUFFERS:
+        return ends
+    known = {t for op in ops for t in op.outputs} | {port.tensor for port in graph.inputs}
+    returned = [port.tensor for port in graph.outputs if port.tensor in known]
+    return (*(t for t in ends if t not in returned), *returned)
+
+
+def fed(graph: Graph, ops: Sequence[Op], ends: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tensors that a cut is given: what the ops read and do not write, and what is only handed on."""
+    read, made = boundary(graph, ops), {t for op in ops for t in op.outputs}
+    return tuple(dict.fromkeys((*read, *(t for t in ends if t not in made))))
 
 
 def tolerance(graph: Graph, ops: Sequence[Op], settings: Settings) -> float:
@@ -249,7 +301,7 @@ def _bytes(values: Mapping[int, np.ndarray], tensors: Sequence[int]) -> int:
 
 
 def _in_fp32(culprit: Culprit) -> str:
-    if culprit.cause is Cause.CONVERSION or culprit.kind == NO_CONTROL:
+    if culprit.cause in (*WHOLE, Cause.CONVERSION) or culprit.kind == NO_CONTROL:
         return "unknown"
     return "wrong" if culprit.cause is Cause.WRONG_KERNEL else "right"
 

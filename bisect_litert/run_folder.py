@@ -30,7 +30,7 @@ KNOWN_FILES = (
     "divergence.png",
     "tensors/*.npy",
     "logs/*.log",
-    *(f"repro/{number}/{files}" for number in (1, 2, 3) for files in ("*.tflite", "*.npy", "repro.json")),
+    *(f"repro/{number}/{files}" for number in (1, 2, 3) for files in ("*.tflite", "*.npy", "*.npz", "*.json")),
 )
 """Globs, relative to the run folder, of what a run writes and a later run with `force` replaces."""
 

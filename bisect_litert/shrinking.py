@@ -8,26 +8,42 @@ ops' own doing and not what rounding their inputs costs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.cutting import boundary, compact, cut, sinks
-from bisect_litert.emulation import Rounding, round_array
+from bisect_litert.cutting import boundary, compact, cut
+from bisect_litert.emulation import Rounding, emulate, round_array
 from bisect_litert.graph import Graph, Op
-from bisect_litert.jobs import Job, JobRunner
+from bisect_litert.jobs import CRASHED, FAILED, TIMED_OUT, Job, JobResult, JobRunner
 from bisect_litert.metrics import FP16_MAX
 from bisect_litert.record import Cause, Settings
 from bisect_litert.repro_script import SAME, error, off, verdict
-from bisect_litert.reproduction import CONTEXT, MODEL, OpName, Reproduction, tolerance
+from bisect_litert.reproduction import (
+    BUFFERS,
+    CONTEXT,
+    DEATHS,
+    MODEL,
+    OpName,
+    Reproduction,
+    fed,
+    tolerance,
+    written,
+)
 
+ROUNDED = (Cause.OVERFLOW, Cause.PRECISION_LOSS)
+"""Causes whose inputs are rounded to fp16 first."""
 MAX_TRIES = 60
 """GPU runs of one bundle; shrinking stops there and keeps what it has."""
+MAX_SECONDS = 300.0
+"""Likewise, for faults that take their time limit to show."""
 MAX_OPS_ONE_BY_ONE = 40
 NO_GPU = "No adapters found"
 """What LiteRT says where there is no GPU; no other cut will find one."""
+_ALL = {"values": "all"}
 SMALLEST_HALF = 2.0**-25
 """Half of fp16's smallest number: what lies below becomes zero."""
 
@@ -50,6 +66,8 @@ class Trial:
     """Whether the cause shows."""
     why: str = ""
     """Why it could not be run; empty when it could."""
+    worst: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Where each wrong output is furthest off in default precision."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +79,31 @@ class Shrunk:
     alone: bool
     """Whether it holds ops of the culprit's block only."""
     tries: int
+    predicted: str = ""
+    """Why emulated fp16 stood in for the GPU; empty when it did not."""
     untested: str = ""
     """Why nothing could be run on the GPU; empty when something was."""
+
+
+def fits(value: np.ndarray, kind: str) -> bool:
+    """Whether fp16 can hold a tensor, so that a fault at it is the doing of the ops that read it.
+
+    Args:
+        value: The tensor.
+        kind: The cause's sub-kind; what an "underflow" makes of it must not have happened before.
+    """
+    if value.dtype.kind != "f":
+        return True
+    sizes = np.abs(value[np.isfinite(value)])
+    lost = kind == "underflow" and bool(((sizes > 0) & (sizes <= SMALLEST_HALF)).any())
+    return not lost and float(sizes.max(initial=0.0)) <= FP16_MAX
+
+
+def prepared(value: np.ndarray, kind: str) -> np.ndarray:
+    """Returns a tensor rounded to fp16 where fp16 can hold it, else as it is."""
+    if value.dtype != np.float32 or not fits(value, kind):
+        return value
+    return round_array(value, Rounding.HALF)
 
 
 class Shrinker:
@@ -88,6 +129,7 @@ class Shrinker:
     ) -> None:
         self.kept, self.runner, self.work, self.settings, self.say = kept, runner, work, settings, say
         self.tries = 0
+        self.exact = kept.cause not in ROUNDED
         wide = bool(kept.context)
         self.names = kept.context if wide else kept.ops
         self.graph = Graph.read(folder / (CONTEXT if wide else MODEL))
@@ -101,6 +143,19 @@ class Shrinker:
         self.guilty = [i for i, op in enumerate(self.names) if op.index == kept.guilty]
         self.unfit = {t for t in boundary(self.graph, self._ops(self.block)) if not self._fits(t)}
         self.accelerator = "gpu"
+        self.by_emulation = False
+        self._deadline = time.monotonic() + MAX_SECONDS
+
+    @property
+    def spent(self) -> bool:
+        """Whether enough was tried."""
+        return self.tries >= MAX_TRIES or time.monotonic() > self._deadline
+
+    def emulated(self) -> Shrinker:
+        """Lets emulated fp16 stand in for the GPU from here on, for a fault that no GPU was there to show or that this
+        one does not."""
+        self.by_emulation, self.accelerator, self.tries = True, "gpu", 0
+        return self
 
     def shrink(self) -> Shrunk:
         """Finds the smallest cut that shows the fault."""
@@ -109,7 +164,7 @@ class Shrinker:
             if trial is not None and trial.shows:
                 return self._end(positions, True)
             if trial is not None and NO_GPU in trial.why:
-                return Shrunk(None, False, self.tries, trial.why)
+                return Shrunk(None, False, self.tries, untested=trial.why)
         for accelerator in ("gpu", "gpu+cpu"):
             self.accelerator = accelerator
             whole = self._try(self.block)
@@ -118,12 +173,13 @@ class Shrinker:
             wide = list(range(len(self.names)))
             around = self._try(wide) if len(wide) > len(self.block) else None
             if around is not None and around.shows:
-                return self._end(self._smaller(wide), False)
+                left = self._smaller(wide)
+                return self._end(left, set(left) <= set(self.block))
             ran = next((t for t in (whole, around) if t is not None and not t.why), None)
             if ran is not None:
                 return Shrunk(None, False, self.tries)
         why = next((t.why for t in (whole, around) if t is not None), "its ops could not be cut out")
-        return Shrunk(None, False, self.tries, why)
+        return Shrunk(None, False, self.tries, untested=why)
 
     def _guesses(self) -> list[list[int]]:
         """The guilty op alone, then with what feeds it and with what follows: most kernels fail so, in a run or two."""
@@ -141,8 +197,8 @@ class Shrinker:
         trial = self._try(positions)
         if trial is None or not trial.shows:  # it did a moment ago: the GPU does not repeat itself
             return Shrunk(None, alone, self.tries)
-        wrong = [n for n in trial.expected if off(trial.gpu[n], trial.tolerance)]
-        if len(wrong) < len(trial.expected):
+        wrong = [n for n, measured in trial.gpu.items() if off(measured, trial.tolerance)]
+        if wrong and len(wrong) < len(trial.expected):
             fewer = self._try(positions, wrong)
             trial = fewer if fewer is not None and fewer.shows else trial
         return Shrunk(trial, alone, self.tries)
@@ -151,7 +207,7 @@ class Shrinker:
         """Takes chunks of ops away, from the back and from the front first, then wherever it goes."""
         left = list(positions)
         size = len(left) // 2
-        while size and self.tries < MAX_TRIES:
+        while size and not self.spent:
             removed = False
             starts = [*range(len(left) - size, -1, -size)]
             if size > 1 or len(left) > MAX_OPS_ONE_BY_ONE:
@@ -160,7 +216,7 @@ class Shrinker:
                 without = [*left[:start], *left[start + size :]]
                 if not without or (self.guilty and self.guilty[0] not in without):
                     continue
-                if self.tries >= MAX_TRIES:
+                if self.spent:
                     break
                 trial = self._try(without)
                 if trial is not None and trial.shows:
@@ -186,30 +242,25 @@ class Shrinker:
     def _fits(self, tensor: int) -> bool:
         """Whether fp16 can hold a tensor, so that a fault at it is the ops' own."""
         value = self.values.get(tensor)
-        if value is None or value.dtype.kind != "f" or self.kept.cause == Cause.WRONG_KERNEL:
-            return True
-        sizes = np.abs(value[np.isfinite(value)])
-        lost = self.kept.kind == "underflow" and bool(((sizes > 0) & (sizes <= SMALLEST_HALF)).any())
-        return not lost and float(sizes.max(initial=0.0)) <= FP16_MAX
+        return value is None or self.exact or fits(value, self.kept.kind)
 
     def _fed(self, tensor: int) -> np.ndarray:
         value = np.ascontiguousarray(self.values[tensor])
-        if value.dtype != np.float32 or self.kept.cause == Cause.WRONG_KERNEL or not self._fits(tensor):
-            return value
-        return round_array(value, Rounding.HALF)
+        return value if self.exact else prepared(value, self.kept.kind)
 
     def _try(self, positions: Sequence[int], only: Sequence[str] = ()) -> Trial | None:
         """Runs some of the ops; None when they cannot be cut out so that the answer would mean something."""
         ops = self._ops(positions)
-        fed, written = boundary(self.graph, ops), sinks(ops)
-        written = tuple(t for t in written if self.graph.tensors[t].is_float and t in self.graph.computed)
-        if not fed or not written or any(t not in self.values for t in fed):
+        ends = written(self.graph, ops, self.kept.cause)
+        ends = tuple(t for t in ends if self.graph.tensors[t].is_float and t in self.graph.computed)
+        given = fed(self.graph, ops, ends)
+        if not given or not ends or any(t not in self.values for t in given):
             return None
-        if any(not self._fits(t) for t in set(fed) - self.unfit):
+        if any(not self._fits(t) for t in set(given) - self.unfit):
             return None
-        made = cut(self.graph, ops, fed, written)
+        made = cut(self.graph, ops, given, ends)
         if only:
-            made = cut(self.graph, ops, fed, [made.outputs[name] for name in only])
+            made = cut(self.graph, ops, given, [made.outputs[name] for name in only])
         inputs = {name: self._fed(t) for name, t in made.inputs.items()}
         limit = tolerance(self.graph, ops, self.settings)
         trial = self.run(compact(made.graph), inputs, limit, [self.names[i] for i in positions])
@@ -220,20 +271,71 @@ class Shrinker:
         """Runs a graph on the CPU and on the GPU in both precisions, and compares."""
         self.tries += 1
         path = graph.write(self.work / f"try-{self.tries:03d}.tflite")
-        runs = {"cpu": ("cpu", False), "gpu": (self.accelerator, False), "fp32": (self.accelerator, True)}
-        jobs = [
-            Job(f"{self.tries:03d}-{key}", path, where, inputs, fp32=fp32, fallback=False)
-            for key, (where, fp32) in runs.items()
-        ]
-        results = dict(zip(runs, self.runner.run(jobs).values(), strict=True))
-        failed = next((r for r in results.values() if not r.ok), None)
+        results = self._results(graph, path, inputs)
         blank = Trial(graph, tuple(names), inputs, {}, {}, {}, limit, self.accelerator, False)
+        if self.kept.cause in DEATHS:
+            return self._survival(blank, results)
+        failed = next((r for r in results.values() if not r.ok), None)
         if failed is not None:
             return replace(blank, why=failed.detail or failed.status)
-        expected = {name: np.array(value) for name, value in results["cpu"].outputs.items()}
+        right = results["cpu"].outputs
+        if self.kept.cause in BUFFERS:  # read one by one: the CPU may lose the buffers of its outputs as well
+            at = {port.name: port.tensor for port in graph.inputs}
+            held = {**results["values"].tensors, **{at[name]: value for name, value in inputs.items()}}
+            right = {port.name: held[port.tensor] for port in graph.outputs if port.tensor in held}
+        expected = {name: np.array(value) for name, value in right.items()}
         gpu, fp32 = (
             {name: error(value, results[key].outputs[name]) for name, value in expected.items()}
             for key in ("gpu", "fp32")
         )
         shows = verdict(self.kept.cause, limit, gpu, fp32) == SAME
-        return replace(blank, expected=expected, gpu=gpu, fp32=fp32, shows=shows)
+        worst = {
+            name: _furthest(value, np.asarray(results["gpu"].outputs[name]))
+            for name, value in expected.items()
+            if off(gpu[name], limit)
+        }
+        return replace(blank, expected=expected, gpu=gpu, fp32=fp32, shows=shows, worst=worst)
+
+    def cured(self, trial: Trial) -> Graph | None:
+        """Returns the cut with more tensors as outputs, if that makes its own outputs right; None otherwise."""
+        graph = trial.graph
+        inner = [t for op in graph.ops for t in op.outputs if t in graph.consumers and graph.tensors[t].is_float]
+        for copies in (True, False) if inner else ():
+            tapped, _ = graph.with_taps(inner, copies=copies)
+            again = self.run(tapped, trial.inputs, trial.tolerance, trial.ops)
+            if not again.why and not any(off(again.gpu[name], trial.tolerance) for name in trial.expected):
+                return tapped
+        return None
+
+    def _results(self, graph: Graph, path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, JobResult]:
+        runs = {"cpu": (path, "cpu", False), "gpu": (path, self.accelerator, False)}
+        if self.by_emulation:
+            rounded = emulate(graph, Rounding.HALF).write(self.work / f"try-{self.tries:03d}-fp16.tflite")
+            runs["gpu"], runs["fp32"] = (rounded, "cpu", False), (path, "cpu", False)
+        elif self.kept.cause not in DEATHS:
+            runs["fp32"] = (path, self.accelerator, True)
+        if self.kept.cause in BUFFERS:
+            runs["values"] = (path, "interpreter", False)
+        jobs = [
+            Job(f"{self.tries:03d}-{key}", model, where, inputs, fp32=fp32, fallback=False, tensors=_ALL.get(key, ""))
+            for key, (model, where, fp32) in runs.items()
+        ]
+        return dict(zip(runs, self.runner.run(jobs).values(), strict=True))
+
+    def _survival(self, blank: Trial, results: Mapping[str, JobResult]) -> Trial:
+        """What runs came to whose fault is that they end."""
+        cpu, gpu = results["cpu"], results["gpu"]
+        if not cpu.ok or gpu.status == FAILED:
+            failed = gpu if cpu.ok else cpu
+            return replace(blank, why=failed.detail or failed.status)
+        expected = {name: np.array(value) for name, value in cpu.outputs.items()}
+        ended = CRASHED if self.kept.cause == Cause.CRASH else TIMED_OUT
+        return replace(blank, expected=expected, shows=gpu.status == ended)
+
+
+def _furthest(right: np.ndarray, seen: np.ndarray) -> tuple[int, ...]:
+    """Where a tensor is furthest off, what is not finite first."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(seen.astype(np.float64) - right.astype(np.float64))
+    apart = np.where(np.isfinite(apart), apart, np.inf)
+    return tuple(int(n) for n in np.unravel_index(int(np.argmax(apart)), apart.shape)) if apart.ndim else ()

@@ -12,6 +12,7 @@ from bisect_litert.errors import BisectError
 from bisect_litert.exported import ExportedModel, Node
 from bisect_litert.graph import Graph, Op
 from bisect_litert.owners import module_of
+from bisect_litert.record import Cause, Culprit
 from bisect_litert.tapper import same_value
 
 CLOSE = 1e-3
@@ -29,6 +30,8 @@ class Place:
     excerpt: str = ""
     operator: str = ""
     """PyTorch's name of it, "aten.mul.Tensor"."""
+    node: str = ""
+    """Its name in the exported graph."""
 
 
 class OpSources(Protocol):
@@ -62,6 +65,15 @@ class Sources:
     _failed: bool = field(default=False, init=False)
     _values: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, init=False)
 
+    def model(self) -> ExportedModel | None:
+        """Returns the exported model; None when it cannot be exported."""
+        if self._model is None and not self._failed:
+            try:
+                self._model = self.load()
+            except BisectError:
+                self._failed = True
+        return self._model
+
     def places(self, ops: Sequence[Op], block: str) -> dict[int, Place]:
         """Finds module and line of each op of a block.
 
@@ -86,6 +98,16 @@ class Sources:
             places[op.index] = self._place(owner, node)
         return places
 
+    def node_of(self, culprit: Culprit) -> str:
+        """Returns the name of the torch operator that a culprit's op comes from, in the exported graph; "" when
+        unknown."""
+        op = next((op for op in self.graph.ops if op.index == culprit.op), None)
+        if op is None:
+            lost = self.first_lost(culprit.block) if culprit.cause is Cause.CONVERSION else None
+            return lost.node if lost else ""
+        of_block = [o for o in self.graph.ops if o.index in {r.index for r in culprit.ops}] or [op]
+        return self.places(of_block, culprit.block)[op.index].node
+
     def first_lost(self, block: str) -> Place | None:
         """Finds the first torch operator of a block whose value the .tflite file no longer has."""
         module = block.split("@")[0]
@@ -103,25 +125,21 @@ class Sources:
     def _place(self, owner: str, node: Node | None) -> Place:
         if node is None or self._model is None:
             return Place(owner)
-        return Place(owner or node.module, node.source, node.code, self._model.excerpt(node), node.target)
+        return Place(owner or node.module, node.source, node.code, self._model.excerpt(node), node.target, node.name)
 
     def _nodes(self, module: str) -> list[tuple[Node, np.ndarray]]:
         """The torch operators inside a module, or all of them for what lies in none, with their values."""
-        if self._model is None and not self._failed:
-            try:
-                self._model = self.load()
-            except BisectError:
-                self._failed = True
-        if self._model is None:
+        model = self.model()
+        if model is None:
             return []
 
         def inside(node: Node) -> bool:
             return not module or module.startswith("(") or any(w.split("@")[0] == module for w in node.within)
 
         if module not in self._values:
-            self._values[module] = self._model.values(keep=inside)
+            self._values[module] = model.values(keep=inside)
         values = self._values[module]
-        return [(n, values[n.name]) for n in self._model.nodes() if n.name in values and not n.constant]
+        return [(n, values[n.name]) for n in model.nodes() if n.name in values and not n.constant]
 
     def _match(self, op: Op, nodes: Sequence[tuple[Node, np.ndarray]], block: str) -> Node | None:
         value = self.values.get(op.outputs[0]) if op.outputs else None

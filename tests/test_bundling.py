@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sample_record
+import torch
 from small_models import Block, numbers
 from test_bisection import Norm, Resize, Table, chain
 from torch import nn
@@ -25,6 +26,7 @@ from bisect_litert.graph import Graph
 from bisect_litert.record import Cause, RunRecord, Verdict
 from bisect_litert.replaying import replay
 from bisect_litert.reproduction import Reproduction
+from bisect_litert.torch_source import Twin
 
 SECRET = ("jdoe", "build-07")
 
@@ -53,9 +55,9 @@ def kernel(kernel_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         return make_bundle(kernel_run, Wishes(tmp_path_factory.mktemp("out") / "kernel"), said.append), said
 
 
-def script(folder: Path) -> subprocess.CompletedProcess[str]:
+def script(folder: Path, name: str = "repro.py") -> subprocess.CompletedProcess[str]:
     """As a stranger runs it: elsewhere, without our package on the path."""
-    command = [sys.executable, "-I", str(folder / "repro" / "repro.py")]
+    command = [sys.executable, "-I", str(folder / "repro" / name)]
     return subprocess.run(command, capture_output=True, text=True, cwd="/")
 
 
@@ -69,8 +71,36 @@ def test_the_culprit_alone_and_its_script(kernel: tuple[Bundle, list[str]]) -> N
     assert "REPRODUCES: wrong-kernel" in done.stdout
     assert done.stderr == ""
     # Weights and inputs are named, with their sizes, before anything is written.
-    assert any(line.startswith("weights") and "384 bytes" in line for line in said)
-    assert any(line.startswith("input") and "384 bytes" in line for line in said)
+    assert any(line.startswith("weights in the bundle: ") and "of the model" in line for line in said)
+    assert any(line.startswith("input in the bundle: ") and "from the run" in line for line in said)
+    for what in ("weight", "input"):
+        assert any(line.startswith(f"{what} in the bundle, for PyTorch: ") and "384 bytes" in line for line in said)
+
+
+def test_the_twin_is_the_culprit_in_pytorch(kernel: tuple[Bundle, list[str]]) -> None:
+    made = kernel[0]
+    assert made.twin == "alone"
+    text = (made.folder / "repro" / "repro_torch.py").read_text()
+    assert "aten.add.Tensor(" in text
+    assert "bisect_litert" not in text.replace("bisect-litert", "")
+    assert not [path for path in (made.folder / "repro").iterdir() if path.suffix in (".pt", ".pkl", ".pth")]
+    done = script(made.folder, "repro_torch.py")
+    assert done.returncode == 1, done.stderr
+    assert "REPRODUCES: wrong-kernel" in done.stdout
+    assert "it reproduces." in (made.folder / "ISSUE.md").read_text()
+
+
+def test_the_twin_of_something_right_ends_with_0(kernel: tuple[Bundle, list[str]], tmp_path: Path) -> None:
+    source = kernel[0].folder / "repro"
+    (tmp_path / "repro").mkdir()
+    for path in source.iterdir():
+        (tmp_path / "repro" / path.name).write_bytes(path.read_bytes())
+    with np.load(source / "torch_weights.npz") as weights:
+        (name,) = weights.files
+        row = weights[name] * 0 + weights[name][:1]
+    np.savez(tmp_path / "repro" / "torch_weights.npz", **{name: row})
+    done = script(tmp_path, "repro_torch.py")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_right_answer_ends_with_0_and_reads_as_fixed(kernel: tuple[Bundle, list[str]], tmp_path: Path) -> None:
@@ -170,12 +200,23 @@ def test_without_weights_and_inputs(kernel_run: Path, tmp_path: Path) -> None:
     text = (made.folder / "ISSUE.md").read_text()
     assert "The weights in it are not the model's" in text
     assert text.count("| reproduces |") == 2  # here, and with the other interpreter
+    assert made.twin == "alone"
+    with (
+        np.load(kernel_run / "repro" / "1" / "twin_weights.npz") as ours,
+        np.load(made.folder / "repro" / "torch_weights.npz") as theirs,
+    ):
+        assert all(not np.array_equal(ours[name], theirs[name]) for name in theirs.files)
+    (ours_in,) = (kernel_run / "repro" / "1").glob("twin_*.npy")
+    (theirs_in,) = (made.folder / "repro").glob("torch_*.npy")
+    assert not np.array_equal(np.load(ours_in), np.load(theirs_in))
 
 
 def test_overflow(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", chain(Block(16), Norm(1e4), Block(16)), numbers(2, 6, 16))
-    made = make_bundle(run, Wishes(tmp_path / "out"), lambda _: None)
+    made = make_bundle(run, Wishes(tmp_path / "out", twin=False), lambda _: None)
     assert made.state == "alone"
+    assert made.twin == "none"
+    assert "not asked for" in (made.folder / "ISSUE.md").read_text()
     assert len(made.ops) <= 2
     assert script(made.folder).returncode == 1
 
@@ -184,10 +225,68 @@ def test_a_conversion_is_shown_on_the_cpu(tmp_path: Path) -> None:
     model = chain(Block(16), Resize(), nn.Linear(63, 63))
     run = run_of(tmp_path / "run", model, numbers(1, 4, 16), no_gpu=True)
     made = make_bundle(run, Wishes(tmp_path / "out"), lambda _: None)
-    assert made.state == "alone"
+    assert (made.state, made.twin) == ("alone", "alone")
     assert script(made.folder).returncode == 1
     with pytest.raises(BisectError, match="not tried"):
         make_bundle(run, Wishes(tmp_path / "other", weights=False), lambda _: None)
+
+
+class Gram(nn.Module):
+    """A matmul of a tensor with itself, which the delegate dies of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.transpose(-1, -2)
+
+
+def test_a_crash_is_survived(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", chain(Block(16), Gram(), nn.Linear(6, 6)), numbers(6, 16))
+    if RunRecord.load(run).verdict.cause is not Cause.CRASH:
+        pytest.skip("this runtime survives it")
+    made = make_bundle(run, Wishes(tmp_path / "out", twin=False), lambda _: None)
+    assert (made.state, len(made.ops)) == ("alone", 1)
+    done = script(made.folder)
+    assert done.returncode == 1, done.stderr
+    assert "GPU: the process died" in done.stdout
+    assert "may die or hang, and survives that" in (made.folder / "ISSUE.md").read_text()
+    assert replay(made.folder, sys.executable).word == "same"
+
+
+class Pooled(nn.Module):
+    """Returns tokens and their mean: the tokens come back as an operand of theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x + self.block.fc(x)
+        return x.mean(1), x
+
+
+def test_an_aliased_output_keeps_both_outputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    run = run_of(tmp_path / "run", Pooled().eval(), numbers(2, 16, 16))
+    if RunRecord.load(run).verdict.cause is not Cause.ALIASED_OUTPUT:
+        pytest.skip("this runtime has the buffers right")
+    made = make_bundle(run, Wishes(tmp_path / "out", weights=False, twin=False), lambda _: None)
+    assert made.state == "alone"
+    assert [op.split(" ")[0] for op in made.ops] == ["ADD", "MEAN"]
+    assert script(made.folder).returncode == 1
+    assert Twin.load(run / "repro" / "1").scopes[-1].what == "the whole model"
+
+
+def test_what_was_only_emulated_is_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path / "run", chain(Block(16), Norm(1e4)), numbers(2, 6, 16), no_gpu=True)
+    monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "none.json"))
+    monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
+    made = make_bundle(run, Wishes(tmp_path / "out"), lambda _: None)
+    assert made.state == "predicted"
+    assert len(made.ops) == 1
+    text = (made.folder / "ISSUE.md").read_text()
+    assert "Predicted by emulated fp16 on the CPU, not seen on a GPU (there is no GPU here)" in text
+    assert made.twin == "not tried"
+    assert script(made.folder).returncode == 125
+    assert script(made.folder, "repro_torch.py").returncode == 125
 
 
 # -- what needs no run -------------------------------------------------------------------------------------------------

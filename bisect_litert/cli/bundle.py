@@ -17,6 +17,7 @@ from bisect_litert.errors import ExitCode
 @click.option("--culprit", metavar="N", default=1, show_default=True, help="Which culprit to report.")
 @click.option("--no-weights", is_flag=True, help="Random weights, if the fault still shows.")
 @click.option("--no-inputs", is_flag=True, help="Random inputs, if the fault still shows.")
+@click.option("--no-twin", is_flag=True, help="Without the PyTorch twin, which takes a few conversions.")
 @click.option(
     "--python", metavar="VERSION", multiple=True, help="Try that ai-edge-litert, too, or an interpreter. Repeatable."
 )
@@ -27,19 +28,20 @@ def bundle(
     culprit: int,
     no_weights: bool,
     no_inputs: bool,
+    no_twin: bool,
     python: tuple[str, ...],
     quiet: bool,
 ) -> ExitCode:
     """Make a bug report of the run in the folder RUN: one folder and one zip, ready to attach.
 
-    Holds ISSUE.md, and the smallest .tflite that still fails here with a script that shows it.
+    Holds ISSUE.md, the smallest .tflite that still fails here with a script that shows it, and the same in PyTorch.
     """
     from bisect_litert.bundling import Wishes, make_bundle
     from bisect_litert.cli.runtimes import interpreter
 
     say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
     pythons = tuple(interpreter(name, quiet=quiet) for name in python)
-    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs, pythons), say)
+    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs, not no_twin, pythons), say)
     emit(made.summary())
     return ExitCode.OK
 

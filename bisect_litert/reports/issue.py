@@ -20,6 +20,24 @@ NEIGHBOURS = 6
 """Blocks before and after the culprit that the table shows; report.md has all."""
 
 ALONE, IN_CONTEXT, NOT_ALONE, NOT_TRIED = "alone", "in context", "not alone", "not tried"
+PREDICTED, NO_TWIN = "predicted", "none"
+
+
+@dataclass(frozen=True)
+class TwinReport:
+    """What became of the PyTorch twin."""
+
+    state: str
+    """"alone", "not alone" (it is right outside the model), "not tried", or "none"."""
+    what: str = ""
+    """What of the model it holds."""
+    why: str = ""
+    """Why it was not tried, or why there is none."""
+    weights: str = ""
+    """What stands in for the model's weights; empty for the weights themselves."""
+    inputs: str = ""
+    output: str = ""
+    """What repro_torch.py printed."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +45,10 @@ class Repro:
     """What became of the reproduction."""
 
     state: str
-    """"alone", "in context", "not alone" (it is right outside the model), or "not tried"."""
+    """"alone", "in context", "not alone" (it is right outside the model), "not tried", or "predicted" (by emulated
+    fp16, and seen on no GPU)."""
     why: str = ""
-    """Why it was not tried."""
+    """Why it was not tried, or not seen."""
     ops: tuple[str, ...] = ()
     """One line per op: its type and operand shapes."""
     output: str = ""
@@ -40,13 +59,19 @@ class Repro:
     inputs: str = ""
     versions: tuple[tuple[str, str, str], ...] = ()
     """Runtime, adapter and result of each try."""
-    files: tuple[str, ...] = field(default=())
+    sizes: tuple[int, int] = (0, 0)
+    """Bytes of inputs, results and constants before and after dimensions were halved; 0 when nothing was shrunk."""
+    tapped: bool = False
+    """Whether tapped.tflite is there, which more outputs make right."""
+    lives_apart: bool = False
+    """Whether repro.py runs the model in a process of its own, since it may not survive."""
+    twin: TwinReport = field(default=TwinReport(NO_TWIN))
 
 
 def title(record: RunRecord, culprit: Culprit, repro: Repro) -> str:
     """Returns a title line ready to paste."""
     op = next((o for o in culprit.ops if o.index == culprit.op), None)
-    shown = repro.state in (ALONE, IN_CONTEXT)
+    shown = repro.state in (ALONE, IN_CONTEXT, PREDICTED)
     if shown and len(repro.ops) == 1:
         what = repro.ops[0]
     elif shown and repro.ops:
@@ -63,8 +88,13 @@ def title(record: RunRecord, culprit: Culprit, repro: Repro) -> str:
         Cause.OVERFLOW: "leaves fp16's range in default precision, fp32 on the same GPU is right",
         Cause.PRECISION_LOSS: "loses its digits in default precision, fp32 on the same GPU is right",
     }
+    if is_emulated(record):
+        words[Cause.OVERFLOW] = "leaves fp16's range, fp32 is right"
+        words[Cause.PRECISION_LOSS] = "loses its digits in fp16, fp32 is right"
     if culprit.kind == "underflow":
         words[Cause.OVERFLOW] = "flushes small numbers to zero in default precision, fp32 on the same GPU is right"
+        if is_emulated(record):
+            words[Cause.OVERFLOW] = "flushes small numbers to zero in fp16, fp32 is right"
     if not is_emulated(record) and not any(RunName.GPU_FP32 in block.errors for block in record.blocks):
         words = {cause: said.replace(", fp32 on the same GPU is right", "") for cause, said in words.items()}
         words[Cause.WRONG_KERNEL] = "gives wrong values, the CPU is right"
@@ -77,6 +107,7 @@ def render(record: RunRecord, culprit: Culprit, repro: Repro) -> str:
         _head(record, culprit, repro),
         _happens(record, culprit),
         _reproduction(culprit, repro),
+        _twin(repro.twin),
         _where(record, culprit),
         _excluded(record, culprit, repro),
         _environment(record),
@@ -121,6 +152,9 @@ def _reproduction(culprit: Culprit, repro: Repro) -> Iterator[str]:
     words = {
         ALONE: "It reproduces alone: `repro/model.tflite` holds these ops and nothing else.",
         IN_CONTEXT: "It reproduces only in context: `repro/model.tflite` is the smallest stretch that fails.",
+        PREDICTED: "Predicted by emulated fp16 on the CPU, not seen on a GPU "
+        f"({_text(repro.why)}): `repro/model.tflite` is the smallest stretch that fails so. `repro.py` ends with 1 "
+        "only where a GPU shows it.",
         NOT_ALONE: "It does not reproduce outside the whole model: the ops, cut out with their neighbours, are right.",
         NOT_TRIED: f"Not tried here ({_text(repro.why)}): `repro/model.tflite` holds the block's ops as they were cut.",
     }
@@ -139,7 +173,41 @@ def _reproduction(culprit: Culprit, repro: Repro) -> Iterator[str]:
     if repro.output:
         shown = formats.clean(repro.output.rstrip())[:MAX_OUTPUT].replace("```", "'''")
         yield from ("", "```text", *shown.splitlines(), "```")
+    if repro.lives_apart:
+        yield ""
+        yield "`repro.py` runs it in a process of its own, which may die or hang, and survives that."
+    if repro.tapped:
+        yield ""
+        yield "`repro/tapped.tflite` is the same graph with its inner tensors as outputs, too: with these it is right."
+    elif culprit.cause is Cause.TAP_EFFECT:
+        yield ""
+        yield "No taps were found that make this cut right; that they do so in the whole model is in report.md."
     for what, instead in (("weights", repro.weights), ("inputs", repro.inputs)):
+        if instead:
+            yield ""
+            yield f"The {what} in it are not the model's: {_text(instead)}."
+
+
+def _twin(twin: TwinReport) -> Iterator[str]:
+    yield "## The same in PyTorch"
+    yield ""
+    if twin.state == NO_TWIN:
+        yield f"There is no PyTorch twin: {_text(twin.why)}."
+        return
+    builds = f"`repro/repro_torch.py` builds {_text(twin.what)} as a module of its own and converts it"
+    words = {
+        ALONE: f"{builds}; it reproduces.",
+        NOT_ALONE: f"{builds}. Converted so it does not show the fault: that takes the model around it.",
+        NOT_TRIED: f"{builds}; it was not tried here ({_text(twin.why)}).",
+    }
+    yield words[twin.state]
+    yield ""
+    yield from ("```sh", "pip install torch litert-torch", "python repro/repro_torch.py   # exit code 1: it reproduces")
+    yield "```"
+    if twin.state == ALONE and twin.output:
+        shown = formats.clean(twin.output.rstrip())[:MAX_OUTPUT].replace("```", "'''")
+        yield from ("", "```text", *shown.splitlines(), "```")
+    for what, instead in (("weights", twin.weights), ("inputs", twin.inputs)):
         if instead:
             yield ""
             yield f"The {what} in it are not the model's: {_text(instead)}."
@@ -180,6 +248,10 @@ def _environment(record: RunRecord) -> Iterator[str]:
     yield _row(["", ""])
     yield "| --- | --- |"
     yield _row(["model", _code(PurePath(record.model).name)])
+    files = (("the Python file that defines it", record.definition), ("the .tflite file", record.artefact))
+    for what, file in files:
+        if file is not None:
+            yield _row([f"SHA-256 of {what}", f"{_code(file.sha256)}, {formats.plural(file.size, 'byte')}"])
     yield _row(["adapter", _text(record.placement.adapter or "none")])
     if record.placement.line:
         yield _row(["placement", _text(record.placement.line)])
@@ -212,13 +284,22 @@ def _claims(record: RunRecord, culprit: Culprit, repro: Repro) -> Iterator[str]:
         yield "- The runtime has no option for fp32 on the GPU, so that was not tried."
     elif culprit.cause is Cause.WRONG_KERNEL:
         yield "- The GPU's result is wrong at these ops' own inputs whatever the precision; the CPU's is right."
+    elif culprit.cause in (Cause.CRASH, Cause.HANG):
+        yield f"- The runtime {'does not end' if culprit.cause is Cause.HANG else 'dies'} on these ops."
+    elif culprit.cause in (Cause.ALIASED_OUTPUT, Cause.UNWRITTEN_OUTPUT, Cause.TAP_EFFECT):
+        yield "- What an output holds depends on which other tensors are outputs, not on the values alone."
     elif culprit.cause is Cause.CONVERSION:
         yield "- The .tflite file does not compute what PyTorch does; no GPU is involved."
     else:
-        yield "- Default precision on this GPU is fp16, and these values do not survive it; fp32 is right."
+        if is_emulated(record):
+            yield "- These values do not survive fp16; fp32 is right."
+        else:
+            yield "- Default precision on this GPU is fp16, and these values do not survive it; fp32 is right."
         if _emulation_shows(record, culprit):
             yield "- Storing every tensor as fp16 on the CPU does it too: any honest fp16 device would."
     yield "- One set of inputs on one adapter was tested. Nothing is said of other GPUs and backends."
+    if repro.state == PREDICTED:
+        yield "- That a GPU does it is not claimed: none was seen to."
     if repro.ops and repro.state in (NOT_ALONE, NOT_TRIED):
         yield "- That the ops above fail by themselves is not claimed."
     others = len(record.culprits) - 1

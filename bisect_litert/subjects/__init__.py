@@ -14,7 +14,7 @@ from bisect_litert.graph import Graph
 from bisect_litert.job_queue import JobQueue
 from bisect_litert.jobs import JobResult
 from bisect_litert.readings import Forward
-from bisect_litert.record import InputInfo
+from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.sources import OpSources
 from bisect_litert.tapper import Layout
 from bisect_litert.tapping import Tapping
@@ -71,6 +71,11 @@ class Subject(Protocol):
         ...
 
     @property
+    def path(self) -> Path | None:
+        """The Python file that defines it; None where there is none."""
+        ...
+
+    @property
     def reference(self) -> str:
         """What its blocks are held against: "PyTorch" or "LiteRT CPU"."""
         ...
@@ -114,4 +119,15 @@ class Subject(Protocol):
 
     def sources(self, graph: Graph, values: Mapping[int, np.ndarray]) -> OpSources:
         """Returns what tells an op's module and line."""
+        ...
+
+    def keep_twin(self, folder: Path, culprit: Culprit, tapped: Tapping, blocks: Sequence[str]) -> None:
+        """Writes a culprit in PyTorch's terms, or why there is nothing to write.
+
+        Args:
+            folder: The reproduction's own.
+            culprit: What to write.
+            tapped: The graph that its op is in.
+            blocks: The selected blocks' calls.
+        """
         ...

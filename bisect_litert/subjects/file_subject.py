@@ -12,12 +12,13 @@ from bisect_litert.dequantised import has_integers, with_real_weights
 from bisect_litert.file_reference import Computed, FileReference
 from bisect_litert.graph import Graph, Op
 from bisect_litert.op_paths import Paths
-from bisect_litert.record import InputInfo
+from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.request import BisectRequest, BlockLine
 from bisect_litert.sources import Place
 from bisect_litert.subjects import Located, Stage, Workplace
 from bisect_litert.subjects.whole_run import run_whole
 from bisect_litert.tapping import Tapping
+from bisect_litert.torch_source import Twin
 
 STEPS = 3.0
 """Times what rounding costs a quantised output: below that an error is one of its steps, not a fault."""
@@ -44,6 +45,7 @@ class FileSubject:
 
     reference = "LiteRT CPU"
     judges_conversion = False
+    path: Path | None = None
 
     def __init__(self, request: BisectRequest) -> None:
         path = Path(request.model)
@@ -112,6 +114,11 @@ class FileSubject:
         """Returns modules; a file has no lines."""
         del graph, values
         return NamedSources(self._blocks.paths)
+
+    def keep_twin(self, folder: Path, culprit: Culprit, tapped: Tapping, blocks: Sequence[str]) -> None:
+        """Writes that there is none."""
+        del culprit, tapped, blocks
+        Twin(why="the model came as a .tflite file, without PyTorch").save(folder)
 
 
 class NamedSources:

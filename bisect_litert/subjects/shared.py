@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from bisect_litert.graph import Graph
 from bisect_litert.readings import Forward
-from bisect_litert.record import InputInfo
+from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.sources import OpSources
 from bisect_litert.subjects import Located, Stage, Subject, Workplace
+from bisect_litert.tapping import Tapping
 
 
 class SharedSubject:
@@ -22,6 +24,7 @@ class SharedSubject:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
+        self.path = subject.path
         self.label, self.reference, self.judges_conversion = subject.label, subject.reference, subject.judges_conversion
         self._checked: tuple[Forward | None] | None = None
         self._graph: Graph | None = None
@@ -77,3 +80,7 @@ class SharedSubject:
         if self._sources is None:
             self._sources = self._subject.sources(graph, values)
         return self._sources
+
+    def keep_twin(self, folder: Path, culprit: Culprit, tapped: Tapping, blocks: Sequence[str]) -> None:
+        """Writes a culprit in PyTorch's terms, or why there is nothing to write."""
+        self._subject.keep_twin(folder, culprit, tapped, blocks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bisect_litert import blocks as block_stage
-from bisect_litert import tapping
+from bisect_litert import tapping, twin
 from bisect_litert.conversion import input_names
 from bisect_litert.errors import ConversionError, UnfitReferenceError
 from bisect_litert.evaluation import float_outputs
@@ -17,8 +18,9 @@ from bisect_litert.exported import ExportedModel
 from bisect_litert.graph import Graph
 from bisect_litert.metrics import compare
 from bisect_litert.preparation import LoadedModel, describe_inputs
-from bisect_litert.record import InputInfo
+from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.reference import Forward, TorchReference, tapped_module
+from bisect_litert.reproduction import WHOLE
 from bisect_litert.request import BisectRequest
 from bisect_litert.sources import Sources
 from bisect_litert.stored_conversion import Converter
@@ -53,6 +55,8 @@ class TorchSubject:
     def __init__(self, loaded: LoadedModel, request: BisectRequest) -> None:
         self.loaded, self.request = loaded, request
         self.label, self.notes = loaded.label, loaded.notes
+        self.path = loaded.path
+        self._sources: Sources | None = None
         self._converter = Converter.of_user(request.cache)
 
     def describe_inputs(self) -> list[InputInfo]:
@@ -120,12 +124,22 @@ class TorchSubject:
     def sources(self, graph: Graph, values: Mapping[int, np.ndarray]) -> Sources:
         """Matches ops with the operators that torch.export sees."""
         loaded = self.loaded
-        return Sources(
-            lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False),
-            graph,
-            values,
-            list(self.classes()),
-        )
+        if self._sources is None or self._sources.graph is not graph:  # one a run: it exports the model when asked
+            self._sources = Sources(
+                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False),
+                graph,
+                values,
+                list(self.classes()),
+            )
+        return self._sources
+
+    def keep_twin(self, folder: Path, culprit: Culprit, tapped: tapping.Tapping, blocks: Sequence[str]) -> None:
+        """Writes the operators that torch.export sees, where the culprit is."""
+        sources = self.sources(tapped.graph, tapped.values)
+        kind = next((t.class_name for t in tapped.taps if t.block == culprit.block), "")
+        whole = culprit.cause in WHOLE
+        suspect = twin.Suspect(culprit.block, kind, culprit.module, sources.node_of(culprit), whole)
+        twin.keep(folder, suspect, sources.model(), blocks)
 
     def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float]]:
         """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to
