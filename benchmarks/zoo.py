@@ -142,8 +142,8 @@ def load_zoo(folder: Path) -> ModuleType:
     return module
 
 
-def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False, python: str = "") -> Outcome:
-    """One case through the product's Python call."""
+def run_case(zoo: ModuleType, name: str, out: Path, options: Mapping[str, Any] | None = None) -> Outcome:
+    """One case through the product's Python call, with fields of its request as options."""
     import bisect_litert
     from bisect_litert.errors import BisectError
 
@@ -151,9 +151,7 @@ def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False, python:
     shutil.rmtree(out, ignore_errors=True)  # of an earlier benchmark with the same --keep
     try:
         module, inputs = zoo.load(name)
-        options: dict[str, Any] = {"switches": False} if split else {}
-        options |= {"python": python} if python else {}
-        record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, **options)
+        record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, **(options or {}))
     except BisectError as error:
         outcome = Outcome(exit_code=int(error.exit_code), sentence=error.message)
     except Exception as error:
@@ -170,7 +168,7 @@ def run_case(zoo: ModuleType, name: str, out: Path, split: bool = False, python:
     return replace(outcome, seconds=round(time.monotonic() - started, 2))
 
 
-def serve(connection: Connection, folder: Path, keep: Path, threads: int, split: bool, python: str) -> None:
+def serve(connection: Connection, folder: Path, keep: Path, threads: int, options: Mapping[str, Any]) -> None:
     """A process of its own: takes names, gives outcomes, until it gets None. What is printed goes to keep/NAME.log."""
     os.setsid()  # so that a process it starts can be ended together with it
     # llvmpipe and torch would each take every core in every process.
@@ -185,7 +183,7 @@ def serve(connection: Connection, folder: Path, keep: Path, threads: int, split:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        outcome = run_case(zoo, name, keep / name, split, python)
+        outcome = run_case(zoo, name, keep / name, options)
         sys.stdout.flush()
         sys.stderr.flush()
         connection.send(outcome)
@@ -256,8 +254,10 @@ def run_all(names: Sequence[str], cases: Mapping[str, Any], args: argparse.Names
         todo.put(name)
     jobs = max(1, min(args.jobs, len(names)))
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    python = resolve(args.runtime) if args.runtime else ""
-    slots = [Slot(todo, done, args.limit, args.folder, keep, threads, args.split, python) for _ in range(jobs)]
+    options: dict[str, Any] = {"switches": False} if args.split else {}
+    options |= {"python": resolve(args.runtime)} if args.runtime else {}
+    options |= {"runner": args.runner, "runner_python": args.runner_python} if args.runner else {}
+    slots = [Slot(todo, done, args.limit, args.folder, keep, threads, options) for _ in range(jobs)]
     for slot in slots:
         slot.start()
     outcomes: dict[str, Outcome] = {}
@@ -327,6 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary and every result")
     parser.add_argument("--split", action="store_true", help="as where the runtime has no switches: split the graph")
     parser.add_argument("--runtime", default="", metavar="VERSION", help="run GPU jobs under that ai-edge-litert")
+    parser.add_argument("--runner", default="", metavar="CMD", help='run GPU jobs elsewhere: "ssh HOST", or a command')
+    parser.add_argument("--runner-python", default="python3", metavar="FILE", help="the Python that ssh starts there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders and logs there")
     args = parser.parse_args(arguments)
     args.folder = args.folder.resolve()
