@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,3 +147,31 @@ def test_a_bad_job_harms_none_after_it(seen: Seen) -> None:
     assert not seen.results["gone"].unavailable
     assert seen.results["gone"].detail == "input 'args_0' is missing; the model wants args_0"
     assert seen.results["last"].ok
+
+
+def test_a_runtime_without_its_accelerator_library_says_so(tmp_path: Path) -> None:
+    """From 2.3.0 on such a runtime runs what is for the GPU on the CPU, and says ok."""
+    site = Path(next(p for p in sys.path if (Path(p) / "ai_edge_litert").is_dir()))
+    copy = tmp_path / "site"
+    copy.mkdir()
+    for path in site.iterdir():  # links, but for the folder that is to lack a file
+        if path.name != "ai_edge_litert":
+            (copy / path.name).symlink_to(path)
+    (copy / "ai_edge_litert").mkdir()
+    for path in (site / "ai_edge_litert").iterdir():
+        if path.suffix == ".py" or path.name.startswith("libLiteRt."):
+            shutil.copy(path, copy / "ai_edge_litert")  # where it lies is where it looks
+        elif "Accelerator" not in path.name:
+            (copy / "ai_edge_litert" / path.name).symlink_to(path)
+    python = tmp_path / "python"
+    code = f"import sys; sys.path.insert(0, {str(copy)!r}); import runpy; sys.argv = sys.argv[1:]; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c {shlex.quote(code)} "$@"\n')
+    python.chmod(0o755)
+    with Runner(tmp_path / "work", command=worker_command(str(python))) as runner:
+        results = runner.run([jobs()[0], jobs()[1]])
+    assert results["cpu"].ok, results["cpu"].detail
+    assert not results["gpu"].ok
+    assert results["gpu"].unavailable
+    assert results["gpu"].detail.endswith("has no GPU accelerator")
+    assert "gpu" in results["gpu"].lacks
