@@ -72,13 +72,20 @@ class ExportedModel:
         args: Positional inputs.
         kwargs: Keyword inputs.
         decompose: Break the operators down to core ATen, and normalisations into what a .tflite file has for them.
+        program: The module as it was exported before, which knows lines that the module itself no longer tells.
 
     Raises:
         ExportError: torch.export cannot trace the model.
     """
 
     def __init__(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, decompose: bool = True
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        decompose: bool = True,
+        program: Any = None,
     ) -> None:
         import torch
 
@@ -89,8 +96,9 @@ class ExportedModel:
         try:
             with warnings.catch_warnings(), eager.quiet_stdout(), _quiet_torch(), torch.no_grad():
                 warnings.simplefilter("ignore")
-                with _lines_of_helpers():
-                    program = torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
+                if program is None:
+                    with _lines_of_helpers():
+                        program = torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
                 if decompose:
                     program = program.run_decompositions(decompositions.table())
         except Exception as error:

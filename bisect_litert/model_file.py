@@ -1,6 +1,6 @@
 """How a PyTorch model gets in: a Python file or module that defines it together with example inputs.
 
-The spec is `model.py`, `model.py:name` or `package.module:name`. Looked up are
+The spec is `model.py`, `model.py:name` or `package.module:name`, or a .pt2 archive (archive.py). Looked up are
 
 - the model: `model` or `get_model`, or with `:name` that name: a module, a class or function that returns one, or a
   function that returns (module, inputs);
@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bisect_litert import archive
 from bisect_litert.eager import one_line, quiet_stdout, seed_all, user_traceback
 from bisect_litert.errors import BisectError, InputsError, ModelFileError
 from bisect_litert.input_overrides import override
@@ -51,6 +52,8 @@ def load(spec: str, *, inputs_path: Path | None = None, seed: int = 0) -> Loaded
         InputsError: The inputs, or those in `inputs_path`, do not fit the forward.
         UnfitReferenceError: NaN, infinite or unsupported values or dtypes in the weights or inputs.
     """
+    if Path(spec).suffix == archive.SUFFIX:
+        return archive.load(Path(spec), inputs_path)
     source, name = _split(spec)
     module_object, short = _import(source, seed)
     label = f"{short}:{name}" if name else short
@@ -89,7 +92,8 @@ def _import(source: str, seed: int) -> tuple[ModuleType, str]:
         if path.suffix != ".py":
             raise ModelFileError(
                 f"{source} is not a Python file.",
-                hint="Give a model.py that builds the module (and loads its weights) and defines its inputs.",
+                hint="Give a model.py that builds the module (and loads its weights) and defines its inputs, a .pt2 "
+                "archive or a .tflite file.",
             )
         return _guarded(lambda: _import_file(path.resolve()), f"{path.name} failed on import", seed), path.name
     if path.suffix == ".py" or not _NAME.fullmatch(source):

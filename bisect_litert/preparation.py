@@ -34,6 +34,8 @@ class LoadedModel:
     """Sentences on what was changed or assumed."""
     path: Path | None = None
     """The file that defines it; never written to a record."""
+    program: Any = None
+    """The torch.export program that the module was made of; None for a module of the user's own."""
 
 
 def prepare(module: Any, inputs: Any, seed: int = 0, *, label: str = "", notes: tuple[str, ...] = ()) -> LoadedModel:

@@ -42,7 +42,7 @@ def label_of(model: str) -> str:
     file, colon, attribute = model.rpartition(":")
     # A Windows drive ("C:\\m.py") has a colon too; only what follows like a name is an attribute.
     stem = Path(file if colon and re.fullmatch(r"\w+", attribute) else model).name
-    stem = Path(stem).stem if stem.endswith((".py", ".tflite")) else stem.rpartition(".")[2] or stem
+    stem = Path(stem).stem if stem.endswith((".py", ".tflite", ".pt2")) else stem.rpartition(".")[2] or stem
     return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "model"
 
 

@@ -126,7 +126,9 @@ class TorchSubject:
         loaded = self.loaded
         if self._sources is None or self._sources.graph is not graph:  # one a run: it exports the model when asked
             self._sources = Sources(
-                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False),
+                lambda: ExportedModel(
+                    loaded.module, loaded.args, loaded.kwargs, decompose=False, program=loaded.program
+                ),
                 graph,
                 values,
                 list(self.classes()),
