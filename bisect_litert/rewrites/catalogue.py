@@ -12,7 +12,15 @@ from importlib import import_module
 from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Rewrite
 
-NAMES = ("layer_norm", "scale_tracking", "constant_operand")
+NAMES = (
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "instance_norm",
+    "batch_norm",
+    "scale_tracking",
+    "constant_operand",
+)
 
 
 @cache
