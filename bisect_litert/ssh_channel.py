@@ -6,6 +6,7 @@ All of a run goes through one connection. ssh is the user's own, with their conf
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import queue
 import shlex
@@ -117,7 +118,8 @@ class Channel:
         text = FAR_END.read_bytes()
         with contextlib.suppress(ChannelLost):  # said when its first answer does not come
             self._write(f"{len(text)}\n".encode() + text)
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Sends a frame.
@@ -155,16 +157,18 @@ class Channel:
 
     def drop(self) -> None:
         """Ends the connection without a word."""
+        self._closed = True
         self._process.kill()
         self._process.wait()
-        self._closed = True
-        with contextlib.suppress(queue.Empty):  # frees the thread that listens
-            while True:
-                self._inbox.get_nowait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        # It closes its stream itself: a descriptor that is free again may be the next connection's.
+        for _ in range(250):
+            if not self._listener.is_alive():
+                break
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=0.02)
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -179,8 +183,8 @@ class Channel:
             raise
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError), open(self._process.stdout.fileno(), "rb", closefd=False) as said:
+        raw: Any = self._process.stdout
+        with contextlib.suppress(OSError, ValueError), io.BufferedReader(raw) as said:
             for line in said:  # whatever login scripts print comes first
                 if line.decode(errors="replace").strip() == GREETING:
                     break

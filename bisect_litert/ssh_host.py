@@ -54,14 +54,18 @@ class SshHost:
         self._log, self._keep = log, keep
         self._channel: Channel | None = None
         self._events: deque[dict[str, Any]] = deque()
+        self._under_way = False
+        """Whether a transfer was begun and has not ended: what comes next on the connection still belongs to it."""
+        self._arrived = 0
+        """Bytes of unfinished files that had arrived there when last asked."""
         self._hashes: dict[tuple[int, int, int], str] = {}
 
     # -- the connection ------------------------------------------------------------------------------------------------
 
     @property
-    def connected(self) -> bool:
-        """Whether there is a connection, as far as is known."""
-        return self._channel is not None
+    def idle(self) -> bool:
+        """Whether there is a connection, as far as is known, with nothing under way."""
+        return self._channel is not None and not self._under_way
 
     def connect(self) -> None:
         """Connects, when there is no connection.
@@ -139,12 +143,14 @@ class SshHost:
 
     def drop(self) -> None:
         """Forgets the connection, as it is."""
-        channel, self._channel = self._channel, None
+        channel, self._channel, self._under_way = self._channel, None, False
         if channel is not None:
             channel.drop()
 
     def close(self) -> None:
         """Removes the folder there and ends the connection."""
+        if self._under_way:  # stopped in the middle of it, which may be far from its end
+            self.drop()
         if self._channel is None and self.session:
             try:
                 self._open()
@@ -208,6 +214,9 @@ class SshHost:
             missing: dict[str, int] = self._ask(channel, "have", hashes=list(content))["missing"]
             if not missing:
                 return
+            if sum(missing.values()) > self._arrived:
+                self._came_through()
+            self._arrived, self._under_way = sum(missing.values()), True
             for digest, at in missing.items():
                 with content[digest].open("rb") as file:
                     file.seek(at)
@@ -219,6 +228,7 @@ class SshHost:
                         if len(piece) < PIECE:
                             break
             self._ask(channel, "stored", hashes=list(missing))
+            self._arrived, self._under_way = 0, False
             self._came_through()
         raise RunnerError(f"Files arrive damaged on {self.name}.", hint="Look at its disk, and run again.")
 
@@ -273,7 +283,7 @@ class SshHost:
         partials = {name: folder / f"{name}.partial" for name in names}
         wanted = [[name, path.stat().st_size if path.exists() else 0] for name, path in partials.items()]
         channel.send({"op": "get", "request": request, "job": job, "files": wanted})
-        good = True
+        good, self._under_way = True, True
         for name, path in partials.items():
             whole = hashlib.sha256()
             if path.exists():
@@ -295,11 +305,12 @@ class SshHost:
             else:
                 path.unlink()
                 good = good and bool(frame.head.get("absent"))
+        self._under_way = False
         return good
 
     def end_worker(self, *, kill: bool) -> None:
         """Ends the worker there; nothing happens when the connection is gone, since the worker is then as well."""
-        if self._channel is not None:
+        if self._channel is not None and not self._under_way:
             try:
                 self._ask(self._channel, "kill" if kill else "end")
             except ChannelLost:

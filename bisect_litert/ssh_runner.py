@@ -137,7 +137,7 @@ class _SshLink:
         if self.code is None:
             self._host.end_worker(kill=True)
             self.code = -9
-            if self._host.connected:
+            if self._host.idle:
                 with contextlib.suppress(RunnerError, OSError):  # such a log is not worth another failure
                     self._fetch_logs()
 

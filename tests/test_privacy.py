@@ -45,3 +45,8 @@ def test_the_rest_stays(text: str) -> None:
 def test_json_is_cut_in_every_string() -> None:
     text = json.dumps({"a": ["/home/jdoe/x.py", {"b": "build-07"}], "c": 1.5, "/home/jdoe/k": None})
     assert json.loads(scrub.json(text)) == {"a": ["…/x.py", {"b": "…"}], "c": 1.5, "…/k": None}
+
+
+def test_the_machine_that_ran_the_gpu_jobs_is_cut_too() -> None:
+    scrub = Scrubber(("jdoe",), also=("gpu-box.lab.example", "gpu-box"))
+    assert scrub.text("device gpu-box.lab.example; gpu-box said jdoe; gpu-boxes") == "device …; … said …; gpu-boxes"

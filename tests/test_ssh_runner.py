@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from loopback_ssh import LoopbackSsh, Wire, needs_sshd
 
-from bisect_litert import ssh_host
+from bisect_litert import cli, ssh_host
 from bisect_litert.errors import RunnerError, UsageError
 from bisect_litert.jobs import Job
 from bisect_litert.machines import device_name, open_runner
+from bisect_litert.record import RunRecord
+from bisect_litert.reports import junit, sarif
 from bisect_litert.request import BisectRequest
 from bisect_litert.runners import WORKER_FILE, Runner
 from bisect_litert.ssh_channel import host_of, parse_ssh
@@ -28,6 +30,25 @@ from bisect_litert.ssh_runner import SshRunner
 
 pytestmark = needs_sshd
 DATA = Path(__file__).parent / "data"
+MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.last(self.norm(x * 3000))
+
+
+torch.manual_seed(0)
+model = Net().eval()
+inputs = (torch.randn(3, 8),)
+"""
 X = np.arange(24, dtype=np.float32).reshape(3, 8) / 10
 
 
@@ -124,6 +145,30 @@ def test_gpu_jobs_go_over_ssh_and_the_reference_stays(tmp_path: Path, sshd: Loop
     assert tmp_path / "target" not in results["cpu"].log_path.parents
 
 
+def test_a_whole_run_over_ssh_finds_what_a_run_here_finds(tmp_path: Path, sshd: LoopbackSsh) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    far = ["--runner", sshd.command(), "--runner-python", sys.executable]
+    records = []
+    for name, options in (("near", []), ("far", far)):
+        code = cli.main([str(tmp_path / "net.py"), "--out", str(tmp_path / name), "-q", *options])
+        records.append(RunRecord.load(tmp_path / name))
+        assert code == 1
+    here, there = records
+    if here.target != "gpu":
+        pytest.skip("no GPU here")
+    assert [(c.block, c.cause, c.op, c.source) for c in there.culprits] == [
+        (c.block, c.cause, c.op, c.source) for c in here.culprits
+    ]
+    assert [(b.name, b.mark, b.ratio) for b in there.blocks] == [(b.name, b.mark, b.ratio) for b in here.blocks]
+    assert there.placement == here.placement
+    assert there.environment["device"] == "127.0.0.1"
+    assert there.environment["device ai-edge-litert"] == here.environment["ai-edge-litert"]
+    assert not any(name.startswith("device") for name in here.environment)
+    report = (tmp_path / "far" / "report.md").read_text()
+    for text in (report, junit.render(there), sarif.render(there), there.to_json()):
+        assert "127.0.0.1" in text
+
+
 def test_files_are_sent_once(tmp_path: Path, sshd: LoopbackSsh) -> None:
     model = tmp_path / "model.tflite"
     model.write_bytes(np.random.default_rng(1).bytes(4 << 20))
@@ -201,6 +246,28 @@ def test_ctrl_c_leaves_nothing_there(tmp_path: Path, sshd: LoopbackSsh) -> None:
     with pytest.raises(KeyboardInterrupt), runner:
         runner.run([job("hang")])
     assert time.monotonic() - start < 8
+    assert gone(folder)
+
+
+def test_ctrl_c_in_a_transfer_waits_for_no_end_of_it(
+    tmp_path: Path, sshd: LoopbackSsh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = 0
+
+    def decompress(_: bytes) -> bytes:
+        nonlocal pieces
+        pieces += 1
+        if pieces > 3:
+            raise KeyboardInterrupt
+        return b""
+
+    monkeypatch.setattr(ssh_host.zlib, "decompress", decompress)
+    runner = over(tmp_path, sshd)
+    runner.warm_up()
+    folder = runner.host.session
+    with pytest.raises(KeyboardInterrupt), runner:
+        runner.run([job("big")])
+    assert pieces == 4
     assert gone(folder)
 
 

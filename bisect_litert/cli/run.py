@@ -83,6 +83,8 @@ def run(
 
     if predict and then_view:
         raise click.UsageError("--view opens a run, and --predict makes none.")
+    if predict and options["runner"]:
+        raise click.UsageError("--predict runs nothing on a GPU, so there is nothing for --runner to run.")
     if then_view:
         from bisect_litert.tui import check_terminal
 
