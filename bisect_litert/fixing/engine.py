@@ -199,9 +199,8 @@ class _Fixing:
             detail = error.message if isinstance(error, BisectError) else f"{type(error).__name__}: {error}"
             return replace(attempt, detail=detail), step, model, None
         attempt = replace(attempt, torch32=torch32, torch64=torch64)
-        worst = max(torch32, 0.0 if np.isnan(torch64) else torch64)
-        if not worst <= trial.TORCH_LIMIT:
-            said = f"torch's own result differs by {worst:.2g} with it, {trial.TORCH_LIMIT:g} is allowed"
+        said = self.truth.complaint(torch32, torch64)
+        if said:
             return replace(attempt, detail=said), step, model, None
         self.trials += 1
         try:

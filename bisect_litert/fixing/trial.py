@@ -47,6 +47,24 @@ class Truth:
     double: Mapping[str, np.ndarray] | None
     """None when the model does not run in fp64."""
 
+    @property
+    def own_error(self) -> float:
+        """How far torch's fp32 result is from its fp64 result; 0 when that is not known."""
+        return 0.0 if self.double is None else _worst(self.double, self.single)
+
+    def complaint(self, torch32: float, torch64: float) -> str:
+        """Returns what is wrong with a changed model's own result, "" when nothing is.
+
+        In fp64 it may differ by what fp32 itself costs: a mask of -1e9 swallows scores in fp32 that fp64 keeps, and
+        what ships is the fp32 model.
+        """
+        if not torch32 <= TORCH_LIMIT:
+            return f"torch's own result differs by {torch32:.2g} with it, {TORCH_LIMIT:g} is allowed"
+        allowed = max(TORCH_LIMIT, self.own_error)
+        if torch64 > allowed:
+            return f"torch's own result in fp64 differs by {torch64:.2g} with it, {allowed:.2g} is allowed"
+        return ""
+
 
 def truth_of(loaded: LoadedModel) -> Truth:
     """Runs the original model in fp32 and in fp64."""

@@ -129,11 +129,16 @@ def total(a: Value, axes: Axes | None, *, keepdim: bool) -> Value:
     """Sum over axes. Where partial sums would leave the range it is the mean times the count: the mean stays among the
     values, and the count is a factor that the exponent takes."""
     axes = tuple(range(a.stored.ndim)) if axes is None else tuple(axes)
-    sums = peak_of([v.abs().sum(axes) for v in a.stored.values])
-    if sums == 0 or math.log2(sums) <= TOP:
+    if sums_fit(a, axes):
         return Value(a.stored.sum(axes, keepdim=keepdim), a.exponent)
     count = math.prod(a.stored.shape[axis] for axis in axes)
     return multiply(mean(a, axes, keepdim=keepdim), float(count))
+
+
+def sums_fit(a: Value, axes: Axes | None) -> bool:
+    """Whether the partial sums over axes fit, in any order."""
+    sums = peak_of([v.abs().sum(tuple(range(v.ndim)) if axes is None else tuple(axes)) for v in a.stored.values])
+    return sums == 0 or math.log2(sums) <= TOP
 
 
 def product(function: Callable[..., Any], a: Value, b: Value, *more: Any) -> Value:

@@ -20,6 +20,9 @@ NAMES = (
     "batch_norm",
     "scale_tracking",
     "constant_operand",
+    "padding",
+    "padded_pooling",
+    "batch_broadcast",
 )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
-from bisect_litert.rewrites.graph_rewriter import rewrite_graph
+from bisect_litert.rewrites.graph_rewriter import by_line
 from bisect_litert.rewrites.handlers import Handler, Op, Table
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.tracing import Traced
@@ -110,13 +110,7 @@ def table(fits: Callable[[Op], bool]) -> Table:
 
 def propose(region: Region) -> Iterator[Replacement]:
     """Fits what meets a constant: first on the guilty line, then everywhere in the module."""
-    if region.lines:
-        replacement = rewrite_graph(region, table(lambda op: op.node.source in region.lines), DOC)
-        if replacement is not None:
-            yield replacement
-    replacement = rewrite_graph(region, table(lambda op: True), DOC)
-    if replacement is not None:
-        yield replacement
+    yield from by_line(region, table, DOC)
 
 
 REWRITE = Rewrite(

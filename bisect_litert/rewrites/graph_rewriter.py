@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,21 @@ def rewrite_graph(region: Region, table: Table, doc: str, *, title: str = "") ->
         CannotRewrite: A value cannot be held, or the module cannot be exported or written down.
     """
     return _Rewriter(region, table).run(doc, title)
+
+
+def by_line(region: Region, table: Callable[[Callable[[Op], bool]], Table], doc: str) -> Iterator[Replacement]:
+    """Writes a region with an operator written otherwise on the guilty line; then, as a second try, everywhere.
+
+    Args:
+        region: The module.
+        table: Returns handlers for the operators that a predicate picks.
+        doc: As for `rewrite_graph`.
+    """
+    picks: list[Callable[[Op], bool]] = [lambda op: op.node.source in region.lines, lambda op: True]
+    for pick in picks if region.lines else picks[1:]:
+        replacement = rewrite_graph(region, table(pick), doc)
+        if replacement is not None:
+            yield replacement
 
 
 class _Rewriter:
@@ -130,6 +145,13 @@ class _Rewriter:
             self.known.held[name] = f"self.{name}"
         return Value(self.tracer.place("get_attr", name, [tensor] * len(self.region.calls), constant=True))
 
+    def _new_constant(self, tensor: torch.Tensor, name: str) -> Traced:
+        taken = {*dir(self.region.module), *self.known.constants}
+        name = next(n for n in (name, *(f"{name}_{i}" for i in range(1, 1000))) if n not in taken)
+        self.known.constants[name] = tensor
+        self.known.held[name] = f"self.{name}"
+        return self.tracer.place("get_attr", name, [tensor] * len(self.region.calls), constant=True)
+
     def _leaves(self, call: Any) -> list[tuple[str, Any]]:
         names = _positional(self.region.module, len(call.args))
         found = []
@@ -159,6 +181,7 @@ class _Rewriter:
             small_matters=node.name in self.demands.small,
             saturates=node.name in self.demands.saturating,
             change=self._change_at(node.name, str(target)),
+            constant=self._new_constant,
         )
         handler = self.table.get(op.name)
         before = {n.name for n in self.tracer.graph.nodes}
@@ -239,7 +262,7 @@ def _written(value: Any, imports: list[str]) -> str:
     if type(value) is list:
         return "[" + ", ".join(_written(v, imports) for v in value) + "]"
     if type(value) is dict:
-        return "{{" + ", ".join(f"{k!r}: {_written(v, imports)}" for k, v in value.items()) + "}}"
+        return "{" + ", ".join(f"{k!r}: {_written(v, imports)}" for k, v in value.items()) + "}"
     kind = type(value)
     if kind.__module__ != "builtins" and "." not in kind.__qualname__ and not kind.__module__.startswith("__"):
         fields: Mapping[str, Any] | None = None

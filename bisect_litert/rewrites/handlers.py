@@ -35,6 +35,9 @@ class Op:
     change: Callable[..., None]
     """Called as change(how, exponent=None) where the operator is written otherwise."""
 
+    constant: Callable[[torch.Tensor, str], Traced]
+    """Called as constant(tensor, name): a tensor that the new module holds."""
+
     def __getitem__(self, name: str) -> Any:
         return self.operands[name]
 

@@ -65,16 +65,16 @@ def _instance_norm(op: Op) -> Any:
     return told(op, _affine(normalised(x, axes, op["eps"]), op["weight"], op["bias"], per_channel))
 
 
-@handles(TABLE, "batch_norm")
+@handles(TABLE, "batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm")
 def _batch_norm(op: Op) -> Any:
     x = op["input"]
     per_channel = [1, x.stored.shape[1], *[1] * (x.stored.ndim - 2)]
-    if op["training"]:
-        axes = (0, *range(2, x.stored.ndim))
-        y = normalised(x, axes, op["eps"])
+    if op.get("running_mean") is None or op.get("training"):
+        y = normalised(x, (0, *range(2, x.stored.ndim)), op["eps"])
     else:
         mean, var = (Value(op[key].stored.reshape(*per_channel)) for key in ("running_mean", "running_var"))
         scale = a.inverse_root(a.add(var, op["eps"], small_matters=True))
         y = a.multiply(a.add(x, mean, subtract=True), scale)
     op.change("batch_norm is taken apart, and its squares are stored scaled")
-    return told(op, _affine(y, op["weight"], op["bias"], per_channel))
+    result = told(op, _affine(y, op["weight"], op["bias"], per_channel))
+    return result if op.name == "batch_norm" else [result]

@@ -24,6 +24,8 @@ def _mean(op: Op) -> Any:
 def _sum(op: Op) -> Any:
     if not op["self"].is_float:
         return NotImplemented
+    if not a.sums_fit(op["self"], axes_of(op)):
+        op.change("sum is the mean times the count, since its partial sums leave the range")
     return told(op, a.total(op["self"], axes_of(op), keepdim=bool(op.get("keepdim"))))
 
 
@@ -84,3 +86,16 @@ def _norm(op: Op) -> Any:
         return NotImplemented
     squares = a.square(x, small_matters=True)
     return told(op, a.root(a.total(squares, axes_of(op), keepdim=bool(op.get("keepdim")))))
+
+
+@handles(TABLE, "cosine_similarity")
+def _cosine_similarity(op: Op) -> Any:
+    """Both sides are normalised before they are multiplied."""
+    axes, eps = (op["dim"],), op["eps"]
+
+    def unit(x: Value) -> Value:
+        length = a.root(a.total(a.square(x, small_matters=True), axes, keepdim=True))
+        return a.divide(x, a.clamped(length, eps, None, small_matters=True))
+
+    op.change("cosine_similarity normalises both sides first, by norms whose squares are stored scaled")
+    return told(op, a.total(a.multiply(unit(op["x1"]), unit(op["x2"])), axes, keepdim=False))

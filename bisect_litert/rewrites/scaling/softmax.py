@@ -36,8 +36,12 @@ def _log_softmax(op: Op) -> Any:
     x, axis = op["self"], op["dim"]
     if not x.exponent:
         return NotImplemented
-    op.change(f"log_softmax of logits up to {x.true_peak:.3g}: the largest is subtracted before they are scaled back")
-    return Value(torch.log_softmax(a.below_maximum(x, axis, None), axis))
+    op.change(
+        f"log_softmax of logits up to {x.true_peak:.3g}: differences from the largest one, less the log of their sum"
+    )
+    below = Value(x.stored - x.stored.amax((axis,), keepdim=True), x.exponent)
+    sums = torch.exp(a.below_maximum(x, axis, FLOOR)).sum((axis,), keepdim=True)
+    return told(op, a.add(below, Value(torch.log(sums)), subtract=True))
 
 
 @handles(TABLE, "logsumexp")
