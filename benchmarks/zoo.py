@@ -1,11 +1,15 @@
 """Runs a folder of planted faults through bisect-litert and counts what it gets right (README.md beside this file).
 
     python benchmarks/zoo.py DIR [--jobs N] [--only GLOB] [--limit SECONDS] [--split] [--runtime VERSION]
-        [--json FILE] [--keep DIR]
+        [--door model|tflite|file] [--json FILE] [--keep DIR]
 
 DIR holds zoo.py, whose `load(name)` returns (module, inputs), and cases.json, which says for every name what is wanted.
 Cases run in N processes that take one after another, since importing torch and the converter costs seconds. A process
 that dies or hangs costs the one case it was at.
+
+A model comes in through one of three doors: as a module, as a module beside a .tflite file that was converted before,
+or as that file alone with its inputs. A file's blocks are named from tensor names, which leave lists out; a name is
+taken for the one module whose path ends in it.
 """
 
 from __future__ import annotations
@@ -52,6 +56,8 @@ class Outcome:
     exit_code: int = 0
     """Of the error that was raised; 0 when there was a verdict."""
     seconds: float = 0.0
+    blocks: tuple[str, ...] = ()
+    """All blocks of the run, as `culprits` calls them."""
 
 
 @dataclass(frozen=True)
@@ -142,26 +148,70 @@ def load_zoo(folder: Path) -> ModuleType:
     return module
 
 
+def ship(module: Any, inputs: Any, out: Path) -> tuple[Path, Path]:
+    """Converts a model and returns the file and an .npz of its inputs, by signature name, beside the run folder."""
+    import numpy as np
+
+    from bisect_litert.conversion import input_names
+    from bisect_litert.model_file import prepare
+    from bisect_litert.stored_conversion import Converter
+
+    loaded = prepare(module, inputs, label="case")
+    file, sample = out.with_suffix(".tflite"), out.with_suffix(".npz")
+    made = Converter.of_user(True).convert(
+        loaded.module, loaded.args, loaded.kwargs, file, out.with_suffix(".convert.log")
+    )
+    arrays: dict[str, Any] = dict(input_names(made.graph, loaded.args, loaded.kwargs))
+    np.savez(sample, **arrays)
+    return file, sample
+
+
+def path_of(block: str, module: Any) -> str:
+    """Returns a block's module path without its call: the only one that ends in its name, where it is no path."""
+    name = block.split("@")[0]
+    paths = [path for path, _ in module.named_modules()]
+    ends = [path for path in paths if path.rpartition(".")[2] == name]
+    return ends[0] if name not in paths and len(ends) == 1 else name
+
+
 def run_case(zoo: ModuleType, name: str, out: Path, options: Mapping[str, Any] | None = None) -> Outcome:
     """One case through the product's Python call, with fields of its request as options."""
     import bisect_litert
     from bisect_litert.errors import BisectError
 
     started = time.monotonic()
+    options = dict(options or {})
+    door = options.pop("door", "model")
     shutil.rmtree(out, ignore_errors=True)  # of an earlier benchmark with the same --keep
     try:
         module, inputs = zoo.load(name)
-        record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, **(options or {}))
+        if door == "model":
+            record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, **options)
+        else:
+            file, sample = ship(module, inputs, out)
+            if door == "tflite":
+                record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, tflite=file, **options)
+            else:
+                from bisect_litert.bisection import run_bisection
+                from bisect_litert.request import BisectRequest
+
+                request = BisectRequest(model=str(file), inputs=sample, out=out, **options)
+                record = run_bisection(request, lambda _: None)
     except BisectError as error:
         outcome = Outcome(exit_code=int(error.exit_code), sentence=error.message)
     except Exception as error:
         traceback.print_exc()
         outcome = Outcome(exit_code=INTERNAL, sentence=f"{type(error).__name__}: {error}")
     else:
+
+        def called(block: str) -> str:
+            return path_of(block, module) if door == "file" else block.split("@")[0]
+
         outcome = Outcome(
             cause=str(record.verdict.cause),
             diverged=record.verdict.diverged,
-            culprits=tuple((c.block.split("@")[0], str(c.cause)) for c in record.culprits),
+            culprits=tuple((called(c.block), str(c.cause)) for c in record.culprits),
+            blocks=tuple(called(b.name) for b in record.blocks) if door == "file" else (),
             sentence=record.verdict.summary,
             target=record.target,
         )
@@ -255,6 +305,7 @@ def run_all(names: Sequence[str], cases: Mapping[str, Any], args: argparse.Names
     jobs = max(1, min(args.jobs, len(names)))
     threads = max(1, (os.cpu_count() or 1) // jobs)
     options: dict[str, Any] = {"switches": False} if args.split else {}
+    options |= {"door": args.door}
     options |= {"python": resolve(args.runtime)} if args.runtime else {}
     options |= {"runner": args.runner, "runner_python": args.runner_python} if args.runner else {}
     slots = [Slot(todo, done, args.limit, args.folder, keep, threads, options) for _ in range(jobs)]
@@ -313,8 +364,18 @@ def report(summary: Mapping[str, Any]) -> str:
         "{cases} cases: block right in {blocks_right}, cause right in {causes_right}, "
         "{false_alarms} false alarms, {seconds} s".format(**summary),
     ]
+    named = [
+        r for r in summary["results"] if r["wanted_block"] and set(_several(r["wanted_block"])) <= set(r["blocks"])
+    ]
+    if named and len(named) < sum(bool(r["wanted_block"]) for r in summary["results"]):
+        right = sum(r["block_right"] for r in named)
+        lines.append(f"the run has a block of the wanted name in {len(named)} of the faulty cases: right in {right}")
     lines += [f"ran on: {', '.join(summary['targets'])}"] if summary["targets"] else []
     return "\n".join(lines)
+
+
+def _several(block: str | list[str]) -> list[str]:
+    return [block] if isinstance(block, str) else block
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -325,6 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="GLOB", help="run the cases whose name matches")
     parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="time limit of one case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary and every result")
+    parser.add_argument("--door", choices=["model", "tflite", "file"], default="model", help="how a model comes in")
     parser.add_argument("--split", action="store_true", help="as where the runtime has no switches: split the graph")
     parser.add_argument("--runtime", default="", metavar="VERSION", help="run GPU jobs under that ai-edge-litert")
     parser.add_argument("--runner", default="", metavar="CMD", help='run GPU jobs elsewhere: "ssh HOST", or a command')

@@ -96,6 +96,11 @@ class FileReference:
                 )
         return truth
 
+    def move_to(self, runner: JobRunner, folder: Path) -> None:
+        """Runs in another place from now on; files are written anew there."""
+        self.runner, self.folder = runner, folder
+        self._cut.clear()
+
     def force(self, values: Mapping[str, np.ndarray]) -> Computed:
         """Returns a run in which what reads a block's output is given another value.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 SHIPPED = Path(__file__).parent / "data" / "shipped"
 NO_TORCH = """
 import sys
+from dataclasses import replace
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "litert_torch", "transformers", "tensorflow"):
@@ -97,3 +99,15 @@ def test_inputs_that_make_nan_on_the_cpu_are_refused(tmp_path: Path) -> None:
     done = run(SHIPPED / "keras.tflite", "--inputs", "in.npz", "--out", "r", "-q", cwd=tmp_path)
     assert done.returncode == 125
     assert "LiteRT's own CPU result holds NaN" in done.stderr
+
+
+def test_one_subject_serves_several_runs(tmp_path: Path) -> None:
+    from bisect_litert import bisection
+    from bisect_litert.request import BisectRequest
+    from bisect_litert.subjects.shared import SharedSubject
+
+    request = BisectRequest(model=str(SHIPPED / "keras.tflite"), no_gpu=True)
+    subject = SharedSubject(bisection.load_subject(request, lambda _: None))
+    for name in ("one", "two"):
+        record = bisection.bisect_subject(subject, replace(request, out=tmp_path / name), lambda _: None)
+        assert [(c.block, c.cause) for c in record.culprits] == [("block1_norm_1", Cause.OVERFLOW)]

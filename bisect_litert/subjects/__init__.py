@@ -109,6 +109,10 @@ class Subject(Protocol):
         """Finds the blocks' outputs in the graph."""
         ...
 
+    def move_to(self, place: Workplace) -> None:
+        """Goes on in another run, which has a runner and a folder of its own; `locate` was called in the first."""
+        ...
+
     def force(self, values: Mapping[str, np.ndarray]) -> Forward:
         """Returns what the reference computes with these values put in place of the blocks' outputs, by tap key."""
         ...

@@ -102,6 +102,10 @@ class FileSubject:
             results=(whole,),
         )
 
+    def move_to(self, place: Workplace) -> None:
+        """Lets the reference run there."""
+        self._reference.move_to(place.runner, place.folder)
+
     def force(self, values: Mapping[str, np.ndarray]) -> Computed:
         """Runs the file on the CPU with these values in place of the blocks' outputs."""
         return self._reference.force(values)

@@ -65,7 +65,13 @@ class SharedSubject:
         """Returns where the blocks' outputs are, found once."""
         if self._located is None:
             self._located = self._subject.locate(graph, inputs, place)
+        else:
+            self._subject.move_to(place)
         return self._located
+
+    def move_to(self, place: Workplace) -> None:
+        """Goes on in another run."""
+        self._subject.move_to(place)
 
     def force(self, values: Mapping[str, np.ndarray]) -> Forward:
         """Returns what the reference computes with these values in place of the blocks' outputs."""

@@ -113,6 +113,10 @@ class TorchSubject:
         outputs = self._name_outputs(graph)
         return Located(self._tap(graph, inputs, place, tolerance, outputs), self.truth, outputs, cost)
 
+    def move_to(self, place: Workplace) -> None:
+        """Changes nothing: PyTorch runs in this process."""
+        del place
+
     def force(self, values: Mapping[str, np.ndarray]) -> Forward:
         """Runs PyTorch with these values in place of the blocks' outputs."""
         return self._torch.force(values)
