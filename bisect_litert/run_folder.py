@@ -97,7 +97,9 @@ def create(out: Path | None, model_label: str, force: bool) -> Path:
     check(folder, force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*(file for child in _nested(folder) for file in known_files(child)), *known_files(folder)]:
+        for child in _nested(folder):
+            _clear(child)
+        for path in known_files(folder):
             path.unlink()
         (folder / MARKER).write_text(
             "Made by bisect-litert; --force replaces the files of the run.\n", encoding="utf-8"
@@ -127,6 +129,19 @@ def _nested(folder: Path) -> list[Path]:
         return []
     children = [folder / name for name in names if name]
     return [child for child in children if not child.is_symlink() and is_run_folder(child)]
+
+
+def _clear(folder: Path) -> None:
+    """Takes away a run: its files, and the folders that are empty then. What no run writes stays, and so the marker."""
+    for path in known_files(folder):
+        if path.name != MARKER:
+            path.unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+    if [path.name for path in folder.iterdir()] == [MARKER]:
+        (folder / MARKER).unlink()
+        folder.rmdir()
 
 
 def known_files(folder: Path) -> list[Path]:

@@ -9,16 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sample_record
 
 from bisect_litert import bisection, cli, run_folder, surveying
-from bisect_litert.errors import ConversionError, ExitCode
+from bisect_litert.errors import ConversionError, ExitCode, RunFolderError
 from bisect_litert.record import NO_CONTROL, Cause, RunRecord
+from bisect_litert.reports import write_all
 from bisect_litert.request import BisectRequest, Interrupted
 from bisect_litert.runtime_survey import Answer
 from bisect_litert.runtimes import Runtime
 from bisect_litert.subjects.torch_subject import TorchSubject
 
-MODEL = textwrap.dedent(
+ALIASED = Path(__file__).parent.parent / "examples" / "aliased_output.py"
+TABLE = textwrap.dedent(
     """
     import torch
 
@@ -33,7 +36,7 @@ MODEL = textwrap.dedent(
             return torch.tanh(x + self.table)
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), Table(), torch.nn.Linear(16, 16))
+    model = torch.nn.Sequential(torch.nn.Identity(), Table())
     inputs = torch.randn(4, 16)
     """
 )
@@ -43,58 +46,59 @@ HERE = Runtime("9.9.9", sys.executable, "here")  # sorts last
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     path = tmp_path / "model.py"
-    path.write_text(MODEL)
+    path.write_text(ALIASED.read_text(encoding="utf-8"), encoding="utf-8")
     return str(path)
 
 
-def test_two_versions_side_by_side(
+def test_since_when_it_is_right(
     model: str,
     tmp_path: Path,
     interpreter: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    interpreter("2.1.3")
+    for version in ("2.1.3", "2.1.6"):
+        interpreter(version)
     conversions = []
     made = TorchSubject.graph
     monkeypatch.setattr(TorchSubject, "graph", lambda *a: conversions.append(a) or made(*a))
     out = tmp_path / "out"
-    words = [model, "--runtime", sys.executable, "--runtime", "2.1.3", "--out", str(out), "-q"]
-    code = cli.main(words)
+    # The older one leads, whatever the order they were asked for in.
+    code = cli.main([model, "--runtime", "2.1.6", "--runtime", "2.1.3", "--out", str(out), "-q"])
     text = capsys.readouterr().out
-    old = RunRecord.load(out / "2.1.3")
+    old, new = RunRecord.load(out / "2.1.3"), RunRecord.load(out / "2.1.6")
     if old.target != "gpu":
         pytest.skip("no GPU here")
     assert code == ExitCode.DIVERGED
     assert len(conversions) == 1
 
     data = json.loads((out / "runtimes.json").read_text())
-    first, second = data["rows"]
-    assert first["version"] == "2.1.3"  # the older one leads, whatever the order they were asked for in
-    assert [r["answer"] for r in data["rows"]] == ["wrong", "wrong"]
-    assert [(r["cause"], r["block"]) for r in data["rows"]] == [("wrong-kernel", "1")] * 2
-    assert first["lacks"] == ["fp32", "switches"]
-    assert second["lacks"] == []
-    assert data["sentence"] == "Wrong in every version."
+    assert [(r["version"], r["answer"], r["cause"], r["block"]) for r in data["rows"]] == [
+        ("2.1.3", "wrong", "aliased-output", "first"),
+        ("2.1.6", "right", "none", ""),
+    ]
+    assert [r["lacks"] for r in data["rows"]] == [["fp32", "switches"], []]
+    assert data["sentence"] == "Wrong up to 2.1.3, right since 2.1.6."
     assert data["sentence"] in text
     assert "[2.1.3](2.1.3/report.md)" in (out / "runtimes.md").read_text()
+    # Each run is whole and says what ran it.
+    for version, record in (("2.1.3", old), ("2.1.6", new)):
+        assert record.environment["device ai-edge-litert"] == version
+        assert (out / version / "report.md").is_file()
 
-    # Each run is whole, says what ran it, and what could not be told there.
-    new = RunRecord.load(out / second["folder"])
-    assert old.environment["device ai-edge-litert"] == "2.1.3"
-    assert new.environment["device ai-edge-litert"] == second["version"]
-    assert (old.culprits[0].kind, new.culprits[0].kind) == (NO_CONTROL, "")
-    assert any("no option for fp32 on the GPU" in note for note in old.verdict.notes)
-    assert not any("no option for fp32" in note for note in new.verdict.notes)
-    assert {r.name: r.status for r in old.runs}["gpu-fp32"] == "skipped"
-    assert {r.name: r.status for r in new.runs}["gpu-fp32"] == "ok"
-    assert (out / "2.1.3" / "report.md").is_file()
 
-    # Again with --force and one version: the other one's files are not taken for this run's.
-    assert cli.main([model, "--runtime", "2.1.3", "--out", str(out), "-q", "--force"]) == ExitCode.DIVERGED
-    assert RunRecord.load(out).environment["device ai-edge-litert"] == "2.1.3"
-    assert not (out / "runtimes.json").exists()
-    assert not (out / second["folder"] / "run.json").exists()
+def test_a_wrong_kernel_where_there_is_no_fp32_control(tmp_path: Path, interpreter: Callable[[str], str]) -> None:
+    path = tmp_path / "table.py"
+    path.write_text(TABLE)
+    request = BisectRequest(str(path), out=tmp_path / "run", python=interpreter("2.1.3"))
+    record = bisection.run_bisection(request, lambda _: None)
+    if record.target != "gpu":
+        pytest.skip("no GPU here")
+    (culprit,) = record.culprits
+    assert (culprit.block, culprit.cause, culprit.kind) == ("1", Cause.WRONG_KERNEL, NO_CONTROL)
+    assert any("no option for fp32 on the GPU" in note for note in record.verdict.notes)
+    assert {r.name: r.status for r in record.runs}["gpu-fp32"] == "skipped"
+    assert record.environment["device lacks"] == "fp32, switches"
 
 
 def test_a_version_that_cannot_be_tested_is_a_row(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +117,8 @@ def test_a_version_that_cannot_be_tested_is_a_row(model: str, tmp_path: Path, mo
     if last.answer is Answer.UNKNOWN:
         assert surveying.survey_exit_code(found) is ExitCode.CANNOT_TEST
     else:
-        assert last.answer is Answer.WRONG
-        assert surveying.survey_exit_code(found) is ExitCode.DIVERGED
+        assert last.answer is Answer.RIGHT
+        assert surveying.survey_exit_code(found) is ExitCode.OK
 
 
 def test_a_model_that_cannot_be_tested_anywhere_is_an_error_at_once(
@@ -133,7 +137,6 @@ def test_a_model_that_cannot_be_tested_anywhere_is_an_error_at_once(
 
 def test_stopping_keeps_the_versions_that_are_done(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[RunRecord] = []
-    import sample_record
 
     def one(subject: object, request: BisectRequest, on_progress: object) -> RunRecord:
         assert request.out is not None
@@ -149,6 +152,31 @@ def test_stopping_keeps_the_versions_that_are_done(model: str, tmp_path: Path, m
     data = json.loads((tmp_path / "out" / "runtimes.json").read_text())
     assert data["interrupted"] is True
     assert [r["version"] for r in data["rows"]] == ["9.9.9"]
+
+
+def test_force_replaces_the_runs_of_an_earlier_survey_and_nothing_else(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one(subject: object, request: BisectRequest, on_progress: object) -> RunRecord:
+        assert request.out is not None
+        folder = run_folder.create(request.out, "m", request.force)
+        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "logs" / "gpu.log").write_text("")
+        return write_all(sample_record.overflow(), folder)
+
+    monkeypatch.setattr(bisection, "bisect_subject", one)
+    out = tmp_path / "out"
+    old, new = Runtime("1.0.0", "old", "old"), Runtime("2.0.0", "new", "new")
+    surveying.run_survey(BisectRequest(model, out=out), [old, new], lambda _: None)
+    (out / "2.0.0" / "mine.txt").write_text("")
+    with pytest.raises(RunFolderError, match="holds an earlier run"):
+        surveying.run_survey(BisectRequest(model, out=out), [new], lambda _: None)
+    found = surveying.run_survey(BisectRequest(model, out=out, force=True), [new], lambda _: None)
+    assert [row.version for row in found.rows] == ["2.0.0"]
+    assert not (out / "1.0.0").exists()
+    assert (out / "2.0.0" / "mine.txt").exists()
+    surveying.run_survey(BisectRequest(model, out=out, force=True), [old, new], lambda _: None)
+    assert RunRecord.load(out / "1.0.0").culprits
 
 
 @pytest.mark.parametrize("extra", [["--no-gpu"], ["--predict"], ["--view", "--runtime", sys.executable]])
