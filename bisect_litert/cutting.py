@@ -54,7 +54,9 @@ def cut(graph: Graph, ops: Iterable[Op], fed: Sequence[int], outputs: Sequence[i
     for name, t in read.items():
         given[t] = editor.add_input(name, t)
         editor.rewire(t, given[t], skip=others)
-    editor.rewire_outputs(given)  # an input may be returned unchanged
+    made_here = {t for op in graph.ops if op.index in mine for t in op.outputs}
+    # An input may be returned unchanged; a tensor that an op here writes is that op's also where others are fed it.
+    editor.rewire_outputs({t: new for t, new in given.items() if t not in made_here})
     editor.prune()
     made = editor.graph()
     present = {port.name for port in made.inputs}

@@ -51,3 +51,19 @@ def test_what_a_graph_already_feeds_becomes_an_input_once() -> None:
     every = cut(whole, whole.ops, boundary(whole, whole.ops), [port.tensor for port in whole.outputs])
     assert list(every.inputs.values()) == [port.tensor for port in whole.inputs]
     assert len(every.graph.inputs) == len(whole.inputs)
+
+
+def test_an_op_that_is_fed_leaves_the_result_of_the_one_before_it_an_output(tmp_path: Path) -> None:
+    """Every op at given operands, for all ops at once: what one writes stays its own, though others read another."""
+    whole = Graph.read(MLP)
+    made = [t for op in whole.ops for t in op.outputs]
+    fed = [t for op in whole.ops for t in op.inputs if not whole.tensors[t].constant]
+    forced = cut(whole, whole.ops, fed, made)
+    assert len(forced.graph.ops) == len(whole.ops)
+    values = {name: np.ones(whole.tensors[t].shape, np.float32) for name, t in forced.inputs.items()}
+    got = run(forced.graph, tmp_path / "forced.tflite", values)
+    for op in whole.ops:  # as each computes alone
+        alone = cut(whole, [op], boundary(whole, [op]), op.outputs)
+        one = run(alone.graph, tmp_path / "alone.tflite", {name: values[name] for name in alone.inputs})
+        for name, value in one.items():
+            np.testing.assert_array_equal(got[name], value)
