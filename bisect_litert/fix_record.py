@@ -26,6 +26,8 @@ class Reached(Word):
     CONVERSION = "does not convert"
     STILL_WRONG = "still wrong on the GPU"
     """It ran on the GPU, and the block is a culprit still."""
+    FURTHER = "gone, with another behind it"
+    """This fault is gone, and the block has another one, which is worked on next."""
     PROVEN = "proven"
     """The block is right on the GPU and torch computes the same."""
 
@@ -115,7 +117,7 @@ class CulpritFix:
     @property
     def fix(self) -> Attempt | None:
         """The attempt that was proved."""
-        return next((a for a in reversed(self.attempts) if a.reached is Reached.PROVEN), None)
+        return next((a for a in reversed(self.attempts) if a.reached in (Reached.PROVEN, Reached.FURTHER)), None)
 
 
 @dataclass(frozen=True, slots=True)

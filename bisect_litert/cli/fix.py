@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bisect_litert.cli.printing import emit, progress_console
 from bisect_litert.errors import ExitCode
+
+if TYPE_CHECKING:
+    from bisect_litert.record import RunRecord
+    from bisect_litert.request import BisectRequest
 
 
 @click.command()
@@ -42,3 +47,15 @@ def fix(
         record = fix_run(run, on_progress, model=model, inputs=inputs, out=out, tflite=tflite)
     emit(record.to_json() if as_json else report.text(record))
     return ExitCode.DIVERGED if record.diverged_after else ExitCode.OK
+
+
+def fix_after(record: RunRecord, folder: Path, request: BisectRequest, *, quiet: bool, verbose: bool) -> None:
+    """Does what `fix` does for a run that was just made."""
+    from bisect_litert.reports import fix as report
+    from bisect_litert.reports.progress import ProgressDrawer
+
+    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+        from bisect_litert.fixing.run import fix_record
+
+        found = fix_record(record, folder, request, on_progress)
+    emit("\n" + report.text(found))

@@ -57,6 +57,7 @@ AT_LEAST_1 = click.FloatRange(min=1)
 )
 @click.option("--predict", is_flag=True, help="Say which block will overflow, from torch alone, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
+@click.option("--fix", "then_fix", is_flag=True, help="Then try rewrites, and keep what the GPU proves.")
 @click.option("--view", "then_view", is_flag=True, help="Open the terminal UI when the run ends.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Every block; progress without a terminal too.")
@@ -65,6 +66,7 @@ def run(
     out: Path | None,
     predict: bool,
     as_json: bool,
+    then_fix: bool,
     then_view: bool,
     tap_memory: float,
     no_cache: bool,
@@ -81,8 +83,8 @@ def run(
     from bisect_litert.reports.progress import ProgressDrawer
     from bisect_litert.request import BisectRequest, Interrupted
 
-    if predict and then_view:
-        raise click.UsageError("--view opens a run, and --predict makes none.")
+    if predict and (then_view or then_fix):
+        raise click.UsageError("--view and --fix need a run, and --predict makes none.")
     if predict and options["runner"]:
         raise click.UsageError("--predict runs nothing on a GPU, so there is nothing for --runner to run.")
     if then_view:
@@ -137,7 +139,12 @@ def run(
     print_record(record, form, folder, verbose, again)
     if interrupted:
         click.echo(_kept(folder), err=True)
-    elif then_view:
+        return exit_code(record)
+    if then_fix and not as_json:
+        from bisect_litert.cli.fix import fix_after
+
+        fix_after(record, folder, request, quiet=quiet, verbose=verbose)
+    if then_view:
         from bisect_litert.tui import view_record
 
         view_record(record, folder)

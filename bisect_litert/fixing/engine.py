@@ -10,24 +10,31 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from math import nan
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from bisect_litert.bisection import bisect_loaded
 from bisect_litert.errors import BisectError
 from bisect_litert.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import trial
+from bisect_litert.fixing.faults import (
+    block_errors,
+    faults_of,
+    key_of,
+    output_error,
+    place_of,
+    region_paths,
+    right_in,
+    within,
+)
+from bisect_litert.fixing.parts import Case, Part, Tried
 from bisect_litert.preparation import LoadedModel
-from bisect_litert.record import Culprit, Mark, RunName, RunRecord
+from bisect_litert.record import Cause, Culprit, RunRecord
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 
 if TYPE_CHECKING:
-    from bisect_litert.rewrites.contract import Replacement, Rewrite
     from bisect_litert.rewrites.region import Region
 
 MAX_ROUNDS = 8
@@ -72,19 +79,6 @@ def fix(
         shutil.rmtree(work, ignore_errors=True)
 
 
-@dataclass
-class _Case:
-    """One culprit being worked on."""
-
-    culprit: Culprit
-    uncovered: bool
-    before: RunRecord
-    attempts: list[Attempt] = field(default_factory=list)
-    changes: tuple[ChangeRecord, ...] = ()
-    limits: str = ""
-    fixed: bool = False
-
-
 class _Fixing:
     def __init__(
         self, loaded: LoadedModel, found: RunRecord, request: BisectRequest, on_progress: OnProgress, work: Path
@@ -92,7 +86,7 @@ class _Fixing:
         self.original, self.first, self.request, self.tell, self.work = loaded, found, request, on_progress, work
         self.model, self.last = loaded, found
         self.steps: list[trial.Step] = []
-        self.cases: dict[tuple[str, ...], _Case] = {}
+        self.cases: dict[tuple[str, ...], Case] = {}
         self.before: dict[str, tuple[LoadedModel, RunRecord, int]] = {}
         """Model, its bisection and the number of steps before the first step made for a block."""
         self.trials = 0
@@ -100,20 +94,21 @@ class _Fixing:
     def run(self) -> Fixed:
         started = time.monotonic()
         self.truth = trial.truth_of(self.original)
-        while len(self.cases) < MAX_ROUNDS:
-            culprit = next((c for c in self.last.culprits if _key(c) not in self.cases), None)
+        for _ in range(MAX_ROUNDS):
+            culprit = next((c for c in faults_of(self.last) if key_of(c) not in self.cases), None)
             if culprit is None:
                 break
-            uncovered = all(_key(culprit) != _key(c) for c in self.first.culprits)
-            case = self.cases[_key(culprit)] = _Case(culprit, uncovered, self.last)
+            case = self._open(culprit)
             self._work_on(case)
             if not case.fixed:
                 self._give_up(culprit.block)
         torch32, torch64 = trial.differences(self.model, self.truth)
+        closed = [self._closed(case) for case in self.cases.values()]
         record = FixRecord(
             model=self.first.model,
             target=self.first.target,
-            culprits=tuple(self._closed(case) for case in self.cases.values()),
+            # A refused op that no rewrite is for runs on the CPU: a note of the run, and nothing that was tried.
+            culprits=tuple(c for c in closed if c.attempts or c.cause is not Cause.REJECTED or self.request.strict),
             diverged_before=self.first.verdict.diverged,
             diverged_after=self.last.verdict.diverged,
             output_before=output_error(self.first),
@@ -127,114 +122,176 @@ class _Fixing:
         )
         return Fixed(record, self.model, tuple(self.steps), self.last, self.original, self.truth)
 
-    def _work_on(self, case: _Case) -> None:
-        self.tell(Progress(f"fix {case.culprit.block}", state="start", detail=case.culprit.cause))
+    def _open(self, culprit: Culprit) -> Case:
+        uncovered = all(key_of(culprit) != key_of(c) for c in faults_of(self.first))
+        return self.cases.setdefault(key_of(culprit), Case(culprit, uncovered, self.last))
+
+    def _work_on(self, case: Case) -> None:
+        stage = f"fix {case.culprit.block}"
+        self.tell(Progress(stage, state="start", detail=case.culprit.cause))
         tried: set[tuple[str, str]] = set()
-        trials = 0
-        for region, rewrite, replacement in self._candidates(case):
-            key = (region.path, replacement.source + repr(sorted(replacement.arguments.items())))
-            if key in tried:
+        for part in self._candidates(case):
+            key = (part.region.path, part.replacement.source + repr(sorted(part.replacement.arguments.items())))
+            if key in tried or len(tried) >= MAX_TRIALS:
                 continue
             tried.add(key)
-            trials += 1
-            if trials > MAX_TRIALS:
+            peers = self._peers(part)
+            where = part.attempt.region + (f" and {len(peers)} alike" if peers else "")
+            self.tell(Progress(stage, detail=f"{part.attempt.title} in {where}"))
+            # All that are alike at once, since each trial costs a conversion; one by one if that does not do.
+            for group in ([part, *peers], [part]) if peers else ([part],):
+                outcome = self._try(group)
+                if outcome.proven or len(group) == 1:
+                    break
+            if self._kept(group, outcome):
                 break
-            title = replacement.title or rewrite.title
-            self.tell(Progress(f"fix {case.culprit.block}", detail=f"{title} in {region.path or 'the model'}"))
-            attempt, step, model, record = self._try(case, region, rewrite, replacement)
-            case.attempts.append(attempt)
-            if attempt.reached is Reached.PROVEN and record is not None:
-                self.before.setdefault(case.culprit.block, (self.model, self.last, len(self.steps)))
-                self.steps.append(step)
-                self.model, self.last = model, record
-                case.changes = tuple(ChangeRecord(c.operator, c.source, c.how, c.exponent) for c in replacement.changes)
-                case.limits, case.fixed = rewrite.limits, True
-                break
-        self.tell(Progress(f"fix {case.culprit.block}", state="done"))
+        self.tell(Progress(stage, state="done"))
+
+    def _kept(self, group: Sequence[Part], outcome: Tried) -> bool:
+        """Notes what a trial came to, and keeps its replacements if all of them are proven."""
+        for part, attempt in zip(group, outcome.attempts, strict=True):
+            part.case.attempts.append(attempt)
+        if not outcome.proven or outcome.record is None:
+            return False
+        for part in group:
+            case, changes = part.case, part.replacement.changes
+            self.cases.setdefault(key_of(case.culprit), case)
+            self.before.setdefault(case.culprit.block, (self.model, self.last, len(self.steps)))
+            case.changes = tuple(ChangeRecord(c.operator, c.source, c.how, c.exponent) for c in changes)
+            case.limits, case.fixed = part.rewrite.limits, True
+        self.steps += [part.step for part in group]
+        self.model, self.last = outcome.model, outcome.record
+        return True
 
     def _give_up(self, block: str) -> None:
         """Takes back what was done for a block that does not come right: half a cure is none."""
         model, last, steps = self.before.get(block, (self.model, self.last, len(self.steps)))
-        if all(_within(step.path, block.split("@")[0]) for step in self.steps[steps:]):
+        if all(within(step.path, block.split("@")[0]) for step in self.steps[steps:]):
             self.model, self.last = model, last
             del self.steps[steps:]
 
-    def _candidates(self, case: _Case) -> Iterator[tuple[Region, Rewrite, Replacement]]:
+    def _candidates(self, case: Case) -> Iterator[Part]:
         from bisect_litert.rewrites.catalogue import fitting
         from bisect_litert.rewrites.contract import CannotRewrite
+
+        paths = region_paths(self.model.module, case.culprit)
+        regions = self._regions(case.culprit, paths)
+        for path in paths:
+            for rewrite in fitting(case.culprit.cause):
+                try:
+                    for replacement in rewrite.propose(regions[path]):
+                        yield Part(case, regions[path], rewrite, replacement)
+                except CannotRewrite as error:
+                    attempt = Attempt(rewrite.name, rewrite.title, path or "(model)", Reached.NO_FIT, str(error))
+                    case.attempts.append(attempt)
+
+    def _regions(self, culprit: Culprit, paths: Sequence[str]) -> dict[str, Region]:
         from bisect_litert.rewrites.region import Region, capture
 
-        culprit = case.culprit
-        paths = region_paths(self.model.module, culprit)
         calls = capture(self.model.module, self.model.args, self.model.kwargs, paths, self.request.seed)
-        for path in paths:
-            region = Region(
+        refused = (culprit.kind,) if culprit.cause is Cause.REJECTED else ()
+        guilty = tuple(op.type for op in culprit.ops if op.index == culprit.op or op.index in culprit.region)
+        return {
+            path: Region(
                 path=path,
                 module=self.model.module.get_submodule(path),
                 calls=calls[path],
                 cause=culprit.cause,
                 kind=culprit.kind,
                 lines=(culprit.source,) if culprit.source else (),
-                ops=tuple(op.type for op in culprit.ops if op.index == culprit.op or op.index in culprit.region),
+                ops=guilty or refused,
             )
-            for rewrite in fitting(culprit.cause):
-                try:
-                    for replacement in rewrite.propose(region):
-                        yield region, rewrite, replacement
-                except CannotRewrite as error:
-                    case.attempts.append(
-                        Attempt(rewrite.name, rewrite.title, path or "(model)", Reached.NO_FIT, str(error))
-                    )
+            for path in paths
+        }
 
-    def _try(
-        self, case: _Case, region: Region, rewrite: Rewrite, replacement: Replacement
-    ) -> tuple[Attempt, trial.Step, LoadedModel, RunRecord | None]:
-        step = trial.Step(region.path, replacement)
-        attempt = Attempt(rewrite.name, replacement.title or rewrite.title, region.path or "(model)", Reached.TORCH, "")
+    def _peers(self, part: Part) -> list[Part]:
+        """The same rewrite for the other culprits of the same cause whose module at that place is of the same class."""
+        from bisect_litert.rewrites.contract import CannotRewrite
+
+        culprit, path = part.case.culprit, part.region.path
+        block = culprit.block.split("@")[0]
+        if not within(path, block):
+            return []
+        modules = dict(self.model.module.named_modules())
+        found: list[Part] = []
+        for other in faults_of(self.last):
+            place = other.block.split("@")[0] + path[len(block) :]
+            alike = (other.cause, other.kind) == (culprit.cause, culprit.kind) and key_of(other) not in self.cases
+            if not alike or type(modules.get(place)) is not type(part.region.module):
+                continue
+            if place == path or any(p.region.path == place for p in found):
+                continue
+            try:
+                proposals = part.rewrite.propose(self._regions(other, [place])[place])
+                wanted = next((r for r in proposals if r.title == part.replacement.title), None)
+            except CannotRewrite:
+                continue
+            if wanted is not None:
+                case = Case(other, all(key_of(other) != key_of(c) for c in faults_of(self.first)), self.last)
+                found.append(Part(case, self._regions(other, [place])[place], part.rewrite, wanted))
+        return found
+
+    def _try(self, group: Sequence[Part]) -> Tried:
+        attempts = tuple(part.attempt for part in group)
         model = self.model
+
+        def ended(reached: Reached, detail: str) -> Tried:
+            return Tried(tuple(replace(a, reached=reached, detail=detail) for a in attempts), model)
+
         try:
-            model = trial.replaced(self.model, step)
+            for part in group:
+                model = trial.replaced(model, part.step)
             torch32, torch64 = trial.differences(model, self.truth)
         except Exception as error:
             detail = error.message if isinstance(error, BisectError) else f"{type(error).__name__}: {error}"
-            return replace(attempt, detail=detail), step, model, None
-        attempt = replace(attempt, torch32=torch32, torch64=torch64)
+            return ended(Reached.TORCH, detail)
+        attempts = tuple(replace(a, torch32=torch32, torch64=torch64) for a in attempts)
         said = self.truth.complaint(torch32, torch64)
         if said:
-            return replace(attempt, detail=said), step, model, None
+            return ended(Reached.TORCH, said)
         self.trials += 1
         try:
             again = replace(self.request, out=self.work / f"trial-{self.trials}", force=True)
             record = bisect_loaded(model, again)
         except BisectError as error:
-            return replace(attempt, reached=Reached.CONVERSION, detail=error.message), step, model, None
-        return self._judged(case, attempt, record), step, model, record
+            return ended(Reached.CONVERSION, error.message)
+        judged = tuple(self._judged(part, a, record) for part, a in zip(group, attempts, strict=True))
+        return Tried(judged, model, record)
 
-    def _judged(self, case: _Case, attempt: Attempt, record: RunRecord) -> Attempt:
-        error, ratio = block_errors(record, case.culprit.block)
+    def _judged(self, part: Part, attempt: Attempt, record: RunRecord) -> Attempt:
+        culprit = part.case.culprit
+        error, ratio = block_errors(record, culprit.block)
         attempt = replace(attempt, block_error=error, block_ratio=ratio, output_error=output_error(record))
+
+        def wrong(detail: str) -> Attempt:
+            return replace(attempt, reached=Reached.STILL_WRONG, detail=detail)
+
         if record.target != self.first.target:
-            said = f"it ran on {record.target}, where the fault was found on {self.first.target}"
-            return replace(attempt, reached=Reached.STILL_WRONG, detail=said)
+            return wrong(f"it ran on {record.target}, where the fault was found on {self.first.target}")
+        if culprit.cause is Cause.REJECTED:
+            new = [c for c in record.culprits if key_of(c) not in {key_of(k) for k in self.last.culprits}]
+            if new:
+                return wrong(f"{new[0].block} goes wrong with it: {new[0].cause}")
+            refused = [c for c in faults_of(record) if key_of(c) == key_of(culprit)]
+            return wrong(refused[0].evidence[0]) if refused else replace(attempt, reached=Reached.PROVEN)
         # Another fault of the block that shows only now is one fault less all the same.
-        same = [c for c in record.culprits if c.block == case.culprit.block and _key(c) in self.cases]
+        known = {*self.cases, key_of(culprit)}
+        same = [c for c in record.culprits if c.block == culprit.block and key_of(c) in known]
         if same or (record.verdict.diverged and not record.culprits):
-            said = same[0].evidence[0] if same and same[0].evidence else record.verdict.summary
-            return replace(attempt, reached=Reached.STILL_WRONG, detail=said)
+            return wrong(same[0].evidence[0] if same and same[0].evidence else record.verdict.summary)
+        behind = next((c for c in record.culprits if c.block == culprit.block), None)
+        if behind is not None:
+            return replace(attempt, reached=Reached.FURTHER, detail=f"then {place_of(behind)}: {behind.cause}")
         return replace(attempt, reached=Reached.PROVEN)
 
-    def _closed(self, case: _Case) -> CulpritFix:
+    def _closed(self, case: Case) -> CulpritFix:
         culprit = case.culprit
         error, ratio = block_errors(case.before, culprit.block)
-        left = [c for c in self.last.culprits if c.block == culprit.block]
-        fixed = case.fixed and not left and right_in(self.last, culprit.block)
-        tried = [a for a in case.attempts if a.reached is not Reached.NO_FIT]
-        why = ""
-        if not fixed:
-            after = [c for key, c in self.cases.items() if key[0] == culprit.block and c.uncovered and not c.fixed]
-            why = f"behind it lies {after[0].culprit.cause}, which is not fixed" if case.fixed and after else ""
-            why = why or tried[-1].detail if tried else "; ".join(dict.fromkeys(a.detail for a in case.attempts))
-            why = why or f"no rewrite is known for {culprit.cause} here"
+        if culprit.cause is Cause.REJECTED:
+            fixed = case.fixed and all(key_of(c) != key_of(culprit) for c in faults_of(self.last))
+        else:
+            left = [c for c in self.last.culprits if c.block == culprit.block]
+            fixed = case.fixed and not left and right_in(self.last, culprit.block)
         return CulpritFix(
             block=culprit.block,
             cause=culprit.cause,
@@ -242,7 +299,7 @@ class _Fixing:
             place=place_of(culprit),
             uncovered=case.uncovered,
             outcome=Outcome.FIXED if fixed else Outcome.UNFIXED,
-            why_not=why,
+            why_not="" if fixed else self._why_not(case),
             before_error=error,
             before_ratio=ratio,
             attempts=tuple(case.attempts),
@@ -250,74 +307,11 @@ class _Fixing:
             limits=case.limits if fixed else "",
         )
 
-
-def _key(culprit: Culprit) -> tuple[str, ...]:
-    """What tells one fault from another: op indices do not, since a rewrite moves them."""
-    kinds = [op.type for op in culprit.ops if op.index == culprit.op]
-    return (culprit.block, culprit.cause, culprit.kind, culprit.module, culprit.source, *kinds)
-
-
-def region_paths(model: object, culprit: Culprit) -> tuple[str, ...]:
-    """Returns the modules a culprit may be rewritten in: the one that owns its op, those around it up to the block, and
-    the one around the block, where what leaves the block is used."""
-    names = dict(model.named_modules())  # type: ignore[attr-defined]
-    block = culprit.block.split("@")[0]
-    if block not in names:
-        return ("",)
-    start = culprit.module if culprit.module in names and _within(culprit.module, block) else block
-    found = [start]
-    while found[-1] != block:
-        found.append(found[-1].rpartition(".")[0])
-    above = block
-    while above:
-        above = above.rpartition(".")[0]
-        if _has_forward(names[above]):
-            found.append(above)
-            break
-    return tuple(path for path in found if _has_forward(names[path]))
-
-
-def _within(path: str, block: str) -> bool:
-    return path == block or path.startswith(block + ".")
-
-
-def _has_forward(module: object) -> bool:
-    return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"  # type: ignore[attr-defined]
-
-
-def place_of(culprit: Culprit) -> str:
-    """Returns where a culprit's op comes from, in a few words."""
-    kinds = [op.type for op in culprit.ops if op.index == culprit.op]
-    where = ", ".join(part for part in (culprit.module or culprit.block, culprit.source) if part)
-    return f"{kinds[0]} in {where}" if kinds else where
-
-
-def block_errors(record: RunRecord, block: str) -> tuple[float, float]:
-    """Returns a block's local relative L2 error on the target, and its ratio; nan where it was not measured."""
-    row = next((b for b in record.blocks if b.name == block), None)
-    if row is None:
-        return nan, nan
-    run = RunName.GPU if RunName.GPU in row.errors else RunName.FP16
-    local = row.errors[run].local if run in row.errors else None
-    if local is None or not local.finite_agreement:
-        return nan, row.ratio
-    return local.relative_l2, row.ratio
-
-
-def right_in(record: RunRecord, block: str) -> bool:
-    """Whether a block was measured and is no culprit; where it is gone, whether the model as a whole is right."""
-    row = next((b for b in record.blocks if b.name == block), None)
-    if row is None or row.mark is Mark.UNKNOWN:
-        return not record.verdict.diverged
-    return row.mark is not Mark.CULPRIT
-
-
-def output_error(record: RunRecord) -> float:
-    """Returns the largest relative L2 error of a model output; nan when one is not finite or none was measured."""
-    errors = []
-    for output in record.outputs:
-        comparison = output.untapped or output.comparison
-        if comparison is None:
-            continue
-        errors.append(comparison.relative_l2 if comparison.finite_agreement else nan)
-    return float(np.max(errors)) if errors else nan
+    def _why_not(self, case: Case) -> str:
+        block = case.culprit.block
+        behind = [c for key, c in self.cases.items() if key[0] == block and c.uncovered and not c.fixed]
+        if case.fixed and behind:
+            return f"behind it lies {behind[0].culprit.cause}, which is not fixed"
+        tried = [a.detail for a in case.attempts if a.reached is not Reached.NO_FIT]
+        why = tried[-1] if tried else "; ".join(dict.fromkeys(a.detail for a in case.attempts))
+        return why or f"no rewrite is known for {case.culprit.cause} here"

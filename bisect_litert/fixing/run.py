@@ -8,6 +8,7 @@ from bisect_litert import model_file
 from bisect_litert.errors import RunFolderError, UsageError
 from bisect_litert.fix_record import FixRecord
 from bisect_litert.fixing.engine import fix
+from bisect_litert.fixing.faults import faults_of
 from bisect_litert.fixing.folder import FOLDER, leave
 from bisect_litert.record import RunRecord
 from bisect_litert.request import BisectRequest, OnProgress, Progress
@@ -37,11 +38,32 @@ def fix_run(
     """
     record = RunRecord.load(folder)
     folder = folder if folder.is_dir() else folder.parent
-    if not record.culprits:
+    if not faults_of(record):
         raise UsageError(
             f"The run in {folder} has no culprit: {record.verdict.cause}.", hint="There is nothing to rewrite."
         )
-    request = request_of(record, folder, model, inputs)
+    return fix_record(record, folder, request_of(record, folder, model, inputs), on_progress, out=out, tflite=tflite)
+
+
+def fix_record(
+    record: RunRecord,
+    folder: Path,
+    request: BisectRequest,
+    on_progress: OnProgress,
+    *,
+    out: Path | None = None,
+    tflite: Path | None = None,
+) -> FixRecord:
+    """Fixes the culprits of a run, as `fix_run` does, with the request that it was made with.
+
+    Raises:
+        BisectError: There is no model to rewrite, or it cannot be read.
+    """
+    if Path(request.model).suffix == ".tflite":
+        raise UsageError(
+            f"{request.model} is a .tflite file, and rewrites are made in PyTorch.",
+            hint="Bisect the model file it was converted from, and fix that run.",
+        )
     on_progress(Progress("load model", state="start"))
     loaded = model_file.load(request.model, inputs_path=request.inputs, seed=request.seed)
     on_progress(Progress("load model", state="done"))

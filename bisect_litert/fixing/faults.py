@@ -1,0 +1,94 @@
+"""What there is to fix in a run, where in the model it may be rewritten, and what a run says of a block."""
+
+from __future__ import annotations
+
+from math import nan
+
+import numpy as np
+
+from bisect_litert.record import Cause, Culprit, Mark, RunName, RunRecord
+
+
+def faults_of(record: RunRecord) -> tuple[Culprit, ...]:
+    """Returns the culprits of a run, and after them what the delegate refused, once per op type and block."""
+    refused = [
+        Culprit(block, Cause.REJECTED, refusal.op, (f"{refusal.op}: {refusal.reason}",), refusal.advice)
+        for refusal in record.placement.refusals
+        for block in refusal.blocks or ("(output)",)
+    ]
+    return (*record.culprits, *refused)
+
+
+def key_of(culprit: Culprit) -> tuple[str, ...]:
+    """What tells one fault from another: op indices do not, since a rewrite moves them."""
+    kinds = [op.type for op in culprit.ops if op.index == culprit.op]
+    return (culprit.block, culprit.cause, culprit.kind, culprit.module, culprit.source, *kinds)
+
+
+def region_paths(model: object, culprit: Culprit) -> tuple[str, ...]:
+    """Returns the modules a culprit may be rewritten in: the one that owns its op, those around it up to the block, and
+    the one around the block, where what leaves the block is used."""
+    names = dict(model.named_modules())  # type: ignore[attr-defined]
+    block = culprit.block.split("@")[0]
+    if block not in names:
+        return ("",)
+    start = culprit.module if culprit.module in names and within(culprit.module, block) else block
+    found = [start]
+    while found[-1] != block:
+        found.append(found[-1].rpartition(".")[0])
+    above = block
+    while above:
+        above = above.rpartition(".")[0]
+        if _has_forward(names[above]):
+            found.append(above)
+            break
+    return tuple(path for path in found if _has_forward(names[path]))
+
+
+def within(path: str, block: str) -> bool:
+    """Whether a module is a block or lies in it."""
+    return path == block or path.startswith(block + ".")
+
+
+def _has_forward(module: object) -> bool:
+    return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"  # type: ignore[attr-defined]
+
+
+def place_of(culprit: Culprit) -> str:
+    """Returns where a culprit's op comes from, in a few words."""
+    if culprit.cause is Cause.REJECTED:
+        return f"{culprit.kind} in {culprit.block}"
+    kinds = [op.type for op in culprit.ops if op.index == culprit.op]
+    where = ", ".join(part for part in (culprit.module or culprit.block, culprit.source) if part)
+    return f"{kinds[0]} in {where}" if kinds else where
+
+
+def block_errors(record: RunRecord, block: str) -> tuple[float, float]:
+    """Returns a block's local relative L2 error on the target, and its ratio; nan where it was not measured."""
+    row = next((b for b in record.blocks if b.name == block), None)
+    if row is None:
+        return nan, nan
+    run = RunName.GPU if RunName.GPU in row.errors else RunName.FP16
+    local = row.errors[run].local if run in row.errors else None
+    if local is None or not local.finite_agreement:
+        return nan, row.ratio
+    return local.relative_l2, row.ratio
+
+
+def right_in(record: RunRecord, block: str) -> bool:
+    """Whether a block was measured and is no culprit; where it is gone, whether the model as a whole is right."""
+    row = next((b for b in record.blocks if b.name == block), None)
+    if row is None or row.mark is Mark.UNKNOWN:
+        return not record.verdict.diverged
+    return row.mark is not Mark.CULPRIT
+
+
+def output_error(record: RunRecord) -> float:
+    """Returns the largest relative L2 error of a model output; nan when one is not finite or none was measured."""
+    errors = []
+    for output in record.outputs:
+        comparison = output.untapped or output.comparison
+        if comparison is None:
+            continue
+        errors.append(comparison.relative_l2 if comparison.finite_agreement else nan)
+    return float(np.max(errors)) if errors else nan

@@ -1,0 +1,66 @@
+"""A culprit being worked on, one replacement for it, and what a trial of some of them came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bisect_litert.fix_record import Attempt, ChangeRecord, Reached
+from bisect_litert.fixing import trial
+from bisect_litert.preparation import LoadedModel
+from bisect_litert.record import Culprit, RunRecord
+
+if TYPE_CHECKING:
+    from bisect_litert.rewrites.contract import Replacement, Rewrite
+    from bisect_litert.rewrites.region import Region
+
+GOOD = (Reached.PROVEN, Reached.FURTHER)
+"""What is kept."""
+
+
+@dataclass
+class Case:
+    """One culprit being worked on."""
+
+    culprit: Culprit
+    uncovered: bool
+    before: RunRecord
+    attempts: list[Attempt] = field(default_factory=list)
+    changes: tuple[ChangeRecord, ...] = ()
+    limits: str = ""
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """One culprit's share of a trial."""
+
+    case: Case
+    region: Region
+    rewrite: Rewrite
+    replacement: Replacement
+
+    @property
+    def attempt(self) -> Attempt:
+        """How the trial begins to be recorded."""
+        title, where = self.replacement.title or self.rewrite.title, self.region.path or "(model)"
+        return Attempt(self.rewrite.name, title, where, Reached.TORCH, "")
+
+    @property
+    def step(self) -> trial.Step:
+        """The replacement at its place."""
+        return trial.Step(self.region.path, self.replacement)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a trial came to: attempts in the order of its parts."""
+
+    attempts: tuple[Attempt, ...]
+    model: LoadedModel
+    record: RunRecord | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether every part is, or got on to another fault."""
+        return self.record is not None and all(a.reached in GOOD for a in self.attempts)
