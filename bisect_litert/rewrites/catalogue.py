@@ -23,6 +23,12 @@ NAMES = (
     "padding",
     "padded_pooling",
     "batch_broadcast",
+    "rank_four",
+    "clamp_to_one",
+    "reflection",
+    "picked_rows",
+    "flipped",
+    "returned_copies",
 )
 
 
