@@ -43,7 +43,7 @@ class Investigation:
     first: Mapping[str, JobResult]
     """The first round's results, by kind."""
     steps: Mapping[str, float] = field(default_factory=dict)
-    """What rounding a quantised tensor to its steps costs, likewise."""
+    """What honest devices may differ by whatever their precision, likewise."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """How outputs hold what the model returns, by label, where they are not merely reshaped."""
     reference: str = PYTORCH

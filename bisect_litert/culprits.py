@@ -40,7 +40,8 @@ class Reading:
     fp32_cost: float = 0.0
     """Local relative L2 error of torch in fp32 against fp64."""
     step: float = 0.0
-    """Relative L2 error of rounding it to the steps of the integers it is stored as; 0 where it is stored as floats."""
+    """Relative L2 error that two honest devices may differ by whatever their precision: of rounding to the steps of the
+    integers it is stored as, or of LiteRT's own CPU kernels among themselves; 0 where none of these is known."""
     fp32: Comparison | None = None
     """The gpu-fp32 run's local error; None until that control was run."""
     fp32_ran: bool = False

@@ -22,13 +22,14 @@ _STATEFUL = (
     "BIDIRECTIONAL_SEQUENCE_RNN",
     "RNN",
     "SVDF",
+    "CAST",
     "IF",
     "WHILE",
     "CALL",
     "CUSTOM",
     "STABLEHLO_COMPOSITE",
 )
-"""Ops whose integer form is more than the float one with rounded tensors."""
+"""Ops whose integer form is more, or something else, than the float one with rounded tensors."""
 
 
 def has_integers(graph: Graph) -> bool:

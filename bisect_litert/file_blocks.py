@@ -93,10 +93,11 @@ def read_blocks(graph: Graph) -> FileBlocks:
             for first, last in op_ranges.split(graph)
         )
         return FileBlocks(graph, None, stretches, frozenset(b.name for b in stretches))
-    blocks = []
-    for node in paths.nodes:
-        own = tuple(i for i, path in paths.of_op.items() if path[: len(node.path)] == node.path)
-        blocks.append(FileBlock(node.name, node.class_name, tuple(sorted(own))))
+    own: dict[tuple[str, ...], list[int]] = {}
+    for index, path in sorted(paths.of_op.items()):
+        for depth in range(1, len(path) + 1):
+            own.setdefault(path[:depth], []).append(index)
+    blocks = [FileBlock(node.name, node.class_name, tuple(own[node.path])) for node in paths.nodes]
     default = frozenset(node.name for node in _default(paths.root))
     return FileBlocks(graph, paths, tuple(sorted(blocks, key=lambda b: (b.ops[0], -len(b.ops)))), default)
 

@@ -29,6 +29,7 @@ from bisect_litert.eager import one_line, quiet_stdout, seed_all, user_traceback
 from bisect_litert.errors import BisectError, InputsError, ModelFileError
 from bisect_litert.input_overrides import override
 from bisect_litert.preparation import LoadedModel, assemble, check_module, normalise, parameters_of, prepare
+from bisect_litert.tflite_file import SUFFIX as TFLITE
 
 __all__ = ["LoadedModel", "load", "prepare"]
 
@@ -89,6 +90,11 @@ def _import(source: str, seed: int) -> tuple[ModuleType, str]:
     if path.is_dir():
         raise ModelFileError(f"{source} is a folder.", hint=f"Give the Python file in it, such as {path / 'model.py'}.")
     if path.is_file():
+        if path.suffix == TFLITE:
+            raise ModelFileError(
+                f"{source} is a .tflite file, and this needs the PyTorch model it was made of.",
+                hint="Give the model.py that builds it, or a .pt2 archive.",
+            )
         if path.suffix != ".py":
             raise ModelFileError(
                 f"{source} is not a Python file.",

@@ -164,7 +164,7 @@ def build(
         links: What `flow` read off the graph.
         fp32_cost: Local relative L2 error of torch in fp32, by tap key or output label.
         healed: Taps whose consumers were given torch's own value.
-        steps: What rounding a quantised tensor to its steps costs, by tap key or output label.
+        steps: What honest devices may differ by whatever their precision, by tap key or output label.
     """
     readings = []
     for tap in taps:

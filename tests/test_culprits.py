@@ -321,3 +321,9 @@ def test_range_is_left_only_where_the_emulation_or_a_sum_says_so() -> None:
     assert leaves_range(reading(half=nan), SETTINGS)
     assert leaves_range(reading(accumulated=65505.0), SETTINGS)
     assert not leaves_range(reading(accumulated=65504.0), SETTINGS)
+
+
+def test_what_honest_devices_differ_by_is_no_fault() -> None:
+    wrong = reading("a", local=0.3)
+    assert faulty(wrong, SETTINGS)
+    assert not faulty(replace(wrong, step=0.1), SETTINGS)

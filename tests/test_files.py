@@ -111,3 +111,12 @@ def test_one_subject_serves_several_runs(tmp_path: Path) -> None:
     for name in ("one", "two"):
         record = bisection.bisect_subject(subject, replace(request, out=tmp_path / name), lambda _: None)
         assert [(c.block, c.cause) for c in record.culprits] == [("block1_norm_1", Cause.OVERFLOW)]
+
+
+def test_what_needs_the_model_says_so(tmp_path: Path) -> None:
+    done = run(SHIPPED / "keras.tflite", "--predict", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is a .tflite file, and this needs the PyTorch model" in done.stderr
+    done = run(SHIPPED / "keras.tflite", "--tflite", SHIPPED / "onnx2tf.tflite", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is a .tflite file itself" in done.stderr

@@ -50,7 +50,8 @@ class Located:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """How outputs hold what the model returns, by its label; those not named come as they are, perhaps reshaped."""
     steps: Mapping[str, float] = field(default_factory=dict)
-    """What rounding a quantised tensor to its steps costs (relative L2), likewise; empty where nothing is quantised."""
+    """What honest devices may differ by whatever their precision (relative L2), likewise: a step of quantised tensors,
+    or what LiteRT's CPU kernels differ by among themselves."""
     output_limit: float = 0.0
     """Least error of an output that can count, where its own steps are coarser than the limit asked for."""
     results: tuple[JobResult, ...] = ()

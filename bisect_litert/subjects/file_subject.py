@@ -22,6 +22,8 @@ from bisect_litert.torch_source import Twin
 
 STEPS = 3.0
 """Times what rounding costs a quantised output: below that an error is one of its steps, not a fault."""
+APART = 1e-2
+"""Relative L2 difference between two CPU implementations that is worth saying."""
 HYBRID = (
     "The weights are quantised and the activations are not. LiteRT's CPU would round those to 8 bits as well; the "
     "reference computes with the weights' real values, as GPUs do."
@@ -89,6 +91,8 @@ class FileSubject:
         truth = self._reference.run(values)
         steps, rounded = self._reference.steps(), self._reference.rounded_outputs()
         notes = [] if taps else [NO_FLOATS]
+        cost = self._reference.fp32_cost()
+        notes += _disagreements(cost)
         notes += [HYBRID] if exact is not graph else []
         notes += [INTEGERS] if has_integers(graph) else []
         limit = STEPS * max([0.0, *rounded.values(), *(steps.get(label, 0.0) for label in outputs)])
@@ -96,8 +100,8 @@ class FileSubject:
             tapping=Tapping(graph, taps, outputs, values, tuple(notes)),
             truth=truth,
             outputs=outputs,
-            cost=self._reference.fp32_cost(),
-            steps=steps,
+            cost=cost,
+            steps={key: max(steps.get(key, 0.0), cost.get(key, 0.0)) for key in {*steps, *cost}},
             output_limit=limit,
             results=(whole,),
         )
@@ -123,6 +127,17 @@ class FileSubject:
         """Writes that there is none."""
         del culprit, tapped, blocks
         Twin(why="the model came as a .tflite file, without PyTorch").save(folder)
+
+
+def _disagreements(cost: Mapping[str, float]) -> list[str]:
+    """Where LiteRT's own CPU kernels differ by more than any rounding, in a sentence."""
+    apart = [f"{key} ({error:.2g})" for key, error in cost.items() if error > APART]
+    if not apart:
+        return []
+    some = ", ".join(apart[:5]) + (" ..." if len(apart) > 5 else "")
+    return [
+        f"LiteRT's own CPU kernels, the plain ones and XNNPACK's, differ at {some}; so much is held against no GPU."
+    ]
 
 
 class NamedSources:
