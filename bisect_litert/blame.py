@@ -11,6 +11,7 @@ import numpy as np
 from bisect_litert import diagnosis
 from bisect_litert.aliasing import operand_in_place_of
 from bisect_litert.culprits import Reading, cause_of, faulty, leaves_range, misconverted
+from bisect_litert.cutting import OUTPUT_PREFIX, sinks
 from bisect_litert.dequantised import as_floats
 from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.evaluation import Evaluator, TappedGraph
@@ -67,8 +68,8 @@ class Blamer:
 
     def __init__(self, case: Investigation) -> None:
         self.case = case
-        self._half_tensors: dict[int, tuple[TappedGraph, dict[int, np.ndarray]]] = {}
-        """By the graph's id, with the graph, so that no other one gets its id."""
+        self._half_tensors: dict[tuple[int, tuple[int, ...]], tuple[TappedGraph, dict[int, np.ndarray]]] = {}
+        """By the graph's id and the ops, with the graph, so that no other one gets its id."""
 
     def worst(self, readings: Sequence[Reading], block: str) -> Reading:
         """Returns the reading of a block that shows its fault best."""
@@ -105,7 +106,7 @@ class Blamer:
                 if op is not None and leaves_range(reading, settings):
                     said = f"{op.type} (op {op.index}) adds up magnitudes to {peak:.3g}, where fp16 ends at 65504."
             else:
-                fault = first_fault(case.original, ops, case.values, self._half_values(graph))
+                fault = first_fault(case.original, ops, case.values, self._half_values(graph, ops))
             cause = cause_of(reading, settings)
         assert cause is not None
         cause = self._buffer_cause(reading, values) or cause
@@ -120,7 +121,8 @@ class Blamer:
 
     def hidden_overflow(self, reading: Reading, hidden: bool, graph: TappedGraph) -> Culprit | None:
         """Names an overflow inside a block whose output hardly shows it; None when nothing inside overflows."""
-        fault = first_fault(self.case.original, self._ops(reading), self.case.values, self._half_values(graph))
+        ops = self._ops(reading)
+        fault = first_fault(self.case.original, ops, self.case.values, self._half_values(graph, ops))
         if fault is None or fault.kind != "overflow":
             return None
         sentences = diagnosis.evidence(reading, Cause.OVERFLOW, self.case.settings, fault, "", self.case.target)
@@ -175,13 +177,32 @@ class Blamer:
         case = self.case
         return case.original.inside([self._tensor(reading)], {t.tensor for t in case.taps if t.tensor >= 0})
 
-    def _half_values(self, graph: TappedGraph) -> dict[int, np.ndarray]:
-        """Every tensor of the emulated fp16 run of one round's graph, by the original graph's index, after rounding."""
-        key = id(graph)
+    def _half_values(self, graph: TappedGraph, ops: Sequence[Op]) -> dict[int, np.ndarray]:
+        """What ops write in the emulated fp16 run of one round's graph, after rounding, by tensor.
+
+        One run tells it for every block, if it is not too much to keep at once.
+        """
+        source, evaluator = as_floats(graph.graph), self.case.evaluator
+        whole = evaluator.fits(source, (t for op in self.case.original.ops for t in op.outputs))
+        if whole:
+            ops = self.case.original.ops
+        key = id(graph), tuple(op.index for op in ops)
         if key not in self._half_tensors:
-            rounded = emulate(as_floats(graph.graph), Rounding.HALF)
-            found = self.case.evaluator.all_tensors(rounded, f"half-tensors{len(self._half_tensors)}", graph.feeds)
+            rounded = emulate(source if whole else _ending(source, sinks(ops)), Rounding.HALF)
             at = {t.name: t.index for t in rounded.tensors if t.name.startswith("rounded_")}
-            values = {t.index: found.get(at.get(f"rounded_{t.index}", t.index)) for t in self.case.original.tensors}
-            self._half_tensors[key] = (graph, {t: v for t, v in values.items() if v is not None})
+            place = {t: at.get(f"rounded_{t}", t) for op in ops for t in op.outputs}
+            name, wanted = f"half-tensors{len(self._half_tensors)}", tuple(place.values())
+            found = evaluator.tensors(rounded, name, graph.feeds, wanted)
+            self._half_tensors[key] = graph, {t: found[i] for t, i in place.items() if i in found}
         return self._half_tensors[key][1]
+
+
+def _ending(graph: Graph, ends: Sequence[int]) -> Graph:
+    """What of a graph leads to some tensors; those that it does not compute are left out."""
+    editor = graph.edit()
+    editor.drop_outputs()
+    for t in ends:
+        if t in graph.producer:
+            editor.add_output(f"{OUTPUT_PREFIX}{t:05d}", t)
+    editor.prune()
+    return editor.graph()

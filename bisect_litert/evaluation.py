@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -120,12 +121,11 @@ class Evaluator:
             if self._plain is None or self._plain[0] is not tapped.graph:
                 self._plain = tapped.graph, self._write(tapped.graph)
             path = self._plain[1]
-        given = {p.name: self._inputs[p.name] for p in tapped.graph.inputs if p.name in self._inputs}
         job = Job(
             id=name,
             model=path,
             accelerator=ACCELERATOR[kind],
-            inputs=given | dict(tapped.feeds),
+            inputs=self._given(tapped.graph, tapped.feeds),
             fp32=kind == GPU_FP32 or (kind == GPU and self._fp32),
             env=env,
         )
@@ -153,18 +153,31 @@ class Evaluator:
             room -= size
         return [tapped] if len(batches) == 1 else [only(tapped, batch) for batch in batches]
 
+    def fits(self, graph: Graph, tensors: Iterable[int]) -> bool:
+        """Whether tensors stay within the memory budget together."""
+        return sum(4 * graph.tensors[t].size for t in set(tensors)) <= self._tap_memory
+
     def keep_apart(self, batches: Sequence[Sequence[int]]) -> None:
         """From now on runs taps of different batches in different runs, since all together they do not run."""
         self._apart = {t: number for number, batch in enumerate(batches, 1) for t in batch}
 
-    def all_tensors(
-        self, graph: Graph, name: str, feeds: Mapping[str, np.ndarray] = MappingProxyType({})
+    def tensors(
+        self,
+        graph: Graph,
+        name: str,
+        feeds: Mapping[str, np.ndarray] = MappingProxyType({}),
+        wanted: Literal["all"] | tuple[int, ...] = "all",
     ) -> dict[int, np.ndarray]:
-        """Runs a graph op by op on the CPU and returns every tensor by index; empty when that fails."""
-        inputs = {p.name: self._inputs[p.name] for p in graph.inputs if p.name in self._inputs} | dict(feeds)
-        result = self._runner.run([Job(name, self._write(graph), "interpreter", inputs, tensors="all")])[name]
+        """Runs a graph op by op on the CPU and returns tensors by index; empty when that fails."""
+        job = Job(name, self._write(graph), "interpreter", self._given(graph, feeds), tensors=wanted)
+        result = self._runner.run([job])[name]
         self.results.append(result)
         return {t: graph.tensors[t].real(value) for t, value in result.tensors.items()}
+
+    def _given(self, graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs that a graph still has: parts of one read less."""
+        known = {**self._inputs, **feeds}
+        return {port.name: known[port.name] for port in graph.inputs if port.name in known}
 
     def _write(self, graph: Graph) -> Path:
         self._files += 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -35,8 +35,8 @@ class Job:
     """Variables set while the job compiles and runs, such as LITERT_GPU_DEBUG_END_NODE (which implies "gpu+cpu")."""
     fallback: bool = True
     """Whether a refusal by the GPU alone is followed by GPU and CPU together."""
-    tensors: str = ""
-    """"all" keeps every tensor an op writes (interpreter only)."""
+    tensors: Literal["all"] | tuple[int, ...] = ()
+    """Tensors to keep, by index, or "all" that an op writes (interpreter only)."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,9 @@ def read_result(job: Job, folder: Path) -> JobResult:
         status, error, seconds = str(answer["status"]), str(answer["error"]), answer["seconds"]
         if status not in (OK, FAILED):
             raise ValueError(f"status {status!r}")
-        outputs = {name: _load(folder, entry) for name, entry in answer["outputs"].items()}
-        tensors = {int(index): _load(folder, entry) for index, entry in answer.get("tensors", {}).items()}
+        files = _Files(folder)
+        outputs = {name: files.load(entry) for name, entry in answer["outputs"].items()}
+        tensors = {int(index): files.load(entry) for index, entry in answer.get("tensors", {}).items()}
         return JobResult(
             id=job.id,
             status=status,
@@ -145,17 +146,38 @@ def read_result(job: Job, folder: Path) -> JobResult:
         return JobResult(job.id, FAILED, " ".join(what.split()), log_text=text, log_path=log)
 
 
-def _load(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
-    path = folder / Path(str(entry["file"])).name  # never outside the job's own folder
-    # A map holds a file descriptor for as long as anyone holds the array, so small tensors are read instead.
-    mapped = path.stat().st_size > MAPPED_BYTES
-    array: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-    array.flags.writeable = False
-    if list(array.shape) != list(entry["shape"]) or array.dtype.name != entry["dtype"]:
-        raise ValueError(
-            f"{path.name} holds {array.dtype.name} {list(array.shape)}, announced was {entry['dtype']} {entry['shape']}"
-        )
-    return array
+class _Files:
+    """Arrays of a job's folder. A map holds a file descriptor for as long as anyone holds the array, so there are few:
+    large arrays have one each, what shares a file shares one, and small ones are read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._shared: dict[str, np.ndarray] = {}
+
+    def load(self, entry: Mapping[str, Any]) -> np.ndarray:
+        """Returns the array of an entry, read-only."""
+        path = self._folder / Path(str(entry["file"])).name  # never outside the job's own folder
+        if "offset" in entry:
+            return self._part(path, entry)
+        mapped = path.stat().st_size > MAPPED_BYTES
+        array: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        array.flags.writeable = False
+        if list(array.shape) != list(entry["shape"]) or array.dtype.name != entry["dtype"]:
+            held = f"{array.dtype.name} {list(array.shape)}"
+            raise ValueError(f"{path.name} holds {held}, announced was {entry['dtype']} {entry['shape']}")
+        return array
+
+    def _part(self, path: Path, entry: Mapping[str, Any]) -> np.ndarray:
+        dtype, shape = np.dtype(str(entry["dtype"])), tuple(int(n) for n in entry["shape"])
+        size, start = math.prod(shape) * dtype.itemsize, int(entry["offset"])
+        if not size:
+            return np.zeros(shape, dtype)
+        if path.name not in self._shared:
+            self._shared[path.name] = np.asarray(np.memmap(path, np.uint8, "r"))
+        whole = self._shared[path.name]
+        if dtype.hasobject or start < 0 or start + size > whole.size:
+            raise ValueError(f"{path.name} has no {dtype.name} {list(shape)} at {start}")
+        return whole[start : start + size].view(dtype).reshape(shape)
 
 
 _NOISE = re.compile(r"^[└\s]*(RuntimeError:\s*)?(ERROR:\s*)?(\[[^\]]*:\d+\])?\s*")

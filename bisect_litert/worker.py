@@ -9,9 +9,9 @@ another machine:
 A request folder holds `request.json`, {"jobs": [...]}, and the files it names (relative paths). A job has "id",
 "model", "accelerator" ("cpu", "gpu", "gpu+cpu" or "interpreter") and "inputs" ({signature input name: .npy file}), and
 maybe "fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set while the job
-runs) and "tensors" ("all" keeps every tensor an op writes; interpreter only). The response folder gets, per job, a
-folder named by its id with `started`, the outputs as .npy, `stderr.log` (what C++ printed), and last and atomically
-`response.json`: status, error, outputs, times, and under "versions" what ran it.
+runs) and "tensors" (indices of tensors to keep, or "all" that an op writes; interpreter only). The response folder gets,
+per job, a folder named by its id with `started`, the outputs as .npy, the tensors in one file, `stderr.log` (what C++
+printed), and last and atomically `response.json`: status, error, outputs, times, and under "versions" what ran it.
 
 The versions of ai-edge-litert differ in what they offer Python. All of that is here, found out by looking and not by
 version: `Runtime` says what there is. What there is not is an answer ("lacks"), and so is a job that needs it
@@ -336,7 +336,7 @@ class Worker:
                 inputs = {name: np.load(request / path, allow_pickle=False) for name, path in job["inputs"].items()}
                 model = str(request / job["model"])
                 if job["accelerator"] == "interpreter":
-                    _run_interpreter(model, inputs, folder, answer, keep_all=job.get("tensors") == "all")
+                    _run_interpreter(model, inputs, folder, answer, job.get("tensors") or ())
                 else:
                     self._run_compiled(job, model, inputs, folder, answer)
             except Exception as error:
@@ -470,9 +470,9 @@ def _names_of_repeated_outputs(path: str, listed: list[str], given: Mapping[str,
 
 
 def _run_interpreter(
-    path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any], *, keep_all: bool
+    path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any], keep: Any
 ) -> None:
-    """Runs the plain CPU kernels, one op at a time, and keeps what every op wrote when asked."""
+    """Runs the plain CPU kernels, one op at a time, and keeps tensors by index, or "all" that an op wrote."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     start = time.perf_counter()
@@ -492,16 +492,30 @@ def _run_interpreter(
     for index, (name, detail) in enumerate(given.items()):
         entry = save_array(folder / f"out_{index:03d}.npy", np.asarray(interpreter.get_tensor(detail["index"])))
         answer["outputs"][name] = {**entry, "unwritten": 0}
-    if keep_all:
+    if keep:
         written = {int(index) for op in interpreter._get_ops_details() for index in op["outputs"]}
         written |= {int(detail["index"]) for detail in wanted.values()}
-        for index in sorted(written - {-1}):
+        kept = written - {-1} if keep == "all" else written.intersection(keep)
+        answer["tensors"] = _save_tensors(interpreter, sorted(kept), folder / "tensors.bin")
+    answer["seconds"]["run"] = time.perf_counter() - start
+
+
+def _save_tensors(interpreter: Any, indices: list[int], path: Path) -> dict[str, Any]:
+    """Writes tensors one after the other into one file: a large graph has tens of thousands."""
+    entries = {}
+    with path.open("wb") as file:
+        for index in indices:
             try:
-                array = np.asarray(interpreter.get_tensor(index))
+                array = np.require(interpreter.get_tensor(index), requirements="C")
             except ValueError:
                 continue  # resources and variants have no value to read
-            answer["tensors"][str(index)] = save_array(folder / f"t{index:05d}.npy", array)
-    answer["seconds"]["run"] = time.perf_counter() - start
+            if array.dtype.hasobject:
+                continue
+            file.write(bytes(-file.tell() % 64))
+            entry = {"file": f"{path.parent.name}/{path.name}", "offset": file.tell()}
+            file.write(array.data)
+            entries[str(index)] = {**entry, "shape": list(array.shape), "dtype": array.dtype.name}
+    return entries
 
 
 def _interpreter_details(interpreter: Any, key: str = "") -> tuple[dict[str, Any], dict[str, Any]]:

@@ -60,7 +60,7 @@ def bench(runner: Runner, graph: Graph, inputs: Mapping[str, np.ndarray], folder
     shapes = {port.name: graph.tensors[port.tensor].shape for port in graph.outputs}
     evaluator = Evaluator(JobQueue(runner), folder, inputs, (), shapes, frozenset(), lambda _: None)
     shipped = TappedGraph(graph, {}, outputs)
-    values = evaluator.all_tensors(graph, "values")
+    values = evaluator.tensors(graph, "values")
     truth = {port.name: values[port.tensor] for port in graph.outputs}
     return Bench(graph, shipped, runner, evaluator, truth, values)
 

@@ -16,6 +16,7 @@ import pytest
 
 from bisect_litert import jobs, request_folder, runners
 from bisect_litert.errors import RunnerError
+from bisect_litert.jobs import read_result
 from bisect_litert.runners import Job, JobResult, Runner
 
 DATA = Path(__file__).parent / "data"
@@ -249,3 +250,42 @@ def test_errors_of_the_real_runtime_are_one_useful_line(tmp_path: Path, monkeypa
     assert results["gpu"].detail == "Failed to initialize WebGPU environment: INTERNAL: No adapters found"
     assert results["broken"].detail.startswith("Failed to load model from file")
     assert results["cpu"].ok
+
+
+def test_the_interpreter_keeps_the_tensors_it_is_asked_for(tmp_path: Path) -> None:
+    with Runner(tmp_path) as runner:
+        jobs = [
+            Job(name, DATA / "mlp.tflite", "interpreter", {"args_0": X}, tensors=wanted)
+            for name, wanted in (("all", "all"), ("none", ()))
+        ]
+        whole, none = runner.run(jobs).values()
+        some = tuple(sorted(whole.tensors))[1:3]
+        part = runner.run([Job("some", DATA / "mlp.tflite", "interpreter", {"args_0": X}, tensors=some)])["some"]
+    assert set(part.tensors) == set(some)
+    assert not none.tensors
+    for index in some:
+        np.testing.assert_array_equal(part.tensors[index], whole.tensors[index])
+        assert not part.tensors[index].flags.writeable
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"offset": 1 << 20},
+        {"offset": -64},
+        {"dtype": "object"},
+        {"shape": [1 << 40]},
+    ],
+    ids=["beyond the end", "before the start", "objects", "too large"],
+)
+def test_an_answer_about_tensors_is_not_trusted(tmp_path: Path, entry: dict[str, object]) -> None:
+    (tmp_path / "tensors.bin").write_bytes(bytes(1024))
+    held = {"file": "j/tensors.bin", "offset": 0, "shape": [4], "dtype": "float32"}
+    answer = {
+        "status": "ok", "error": "", "outputs": {}, "tensors": {"3": {**held, **entry}},
+        "seconds": {"compile": 0.0, "run": 0.0}, "fell_back": False, "fully_accelerated": None,
+    }  # fmt: skip
+    (tmp_path / "response.json").write_text(json.dumps(answer))
+    result = read_result(Job("j", tmp_path / "m", "interpreter", {}), tmp_path)
+    assert result.status == "failed"
+    assert "cannot be used" in result.detail
