@@ -72,7 +72,7 @@ class ExportedModel:
         args: Positional inputs.
         kwargs: Keyword inputs.
         decompose: Break the operators down to core ATen, and normalisations into what a .tflite file has for them.
-        program: The module as it was exported before, which knows lines that the module itself no longer tells.
+        program: The module as it was exported before; it may know lines that the module itself no longer tells.
 
     Raises:
         ExportError: torch.export cannot trace the model.
@@ -87,31 +87,25 @@ class ExportedModel:
         decompose: bool = True,
         program: Any = None,
     ) -> None:
-        import torch
-
         self._args, self._kwargs = eager.copy_inputs((tuple(args), dict(kwargs)))
-        own_args, own_kwargs = eager.copy_inputs((tuple(args), dict(kwargs)))
-        fastpath = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with warnings.catch_warnings(), eager.quiet_stdout(), _quiet_torch(), torch.no_grad():
-                warnings.simplefilter("ignore")
-                if program is None:
-                    with _lines_of_helpers():
-                        program = torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
-                if decompose:
-                    program = program.run_decompositions(decompositions.table())
-        except Exception as error:
-            raise ExportError(
-                f"torch.export cannot trace the model: {_short(error)}.",
-                hint="Run without it; source lines and predictions need an exportable model.",
-            ) from error
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
-        self.program = program
+        self.program = program if program is not None else self._export(module, args, kwargs)
+        if decompose:
+            self.program = self._decomposed()
         first: dict[int, str] = {}
         named = list(module.named_modules(remove_duplicate=False))
         self._first_path = {path: first.setdefault(id(part), path) for path, part in named}
+
+    @staticmethod
+    def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        import torch
+
+        own_args, own_kwargs = eager.copy_inputs((tuple(args), dict(kwargs)))
+        with _exporting(), lines_of_helpers():
+            return torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
+
+    def _decomposed(self) -> Any:
+        with _exporting():
+            return self.program.run_decompositions(decompositions.table())
 
     def nodes(self) -> tuple[Node, ...]:
         """Returns the operators in execution order."""
@@ -258,6 +252,26 @@ class ExportedModel:
 
 
 @contextlib.contextmanager
+def _exporting() -> Iterator[None]:
+    """What torch.export is run in; turns what it raises into a sentence."""
+    import torch
+
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), eager.quiet_stdout(), _quiet_torch(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        raise ExportError(
+            f"torch.export cannot trace the model: {_short(error)}.",
+            hint="Run without it; source lines and predictions need an exportable model.",
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+@contextlib.contextmanager
 def _quiet_torch() -> Iterator[None]:
     """Keeps torch from logging its own traceback of an error that we turn into a sentence."""
     logging.disable(logging.ERROR)
@@ -268,7 +282,7 @@ def _quiet_torch() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lines_of_helpers() -> Iterator[None]:
+def lines_of_helpers() -> Iterator[None]:
     """Lets functions that a forward calls keep their lines, where newer torch records those of forwards only.
 
     Rests on a private method; where a version of torch lacks it, the line is the forward's that made the call.

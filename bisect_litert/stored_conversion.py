@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bisect_litert.conversion import convert, quiet
 from bisect_litert.conversion_key import conversion_key
+from bisect_litert.exported import lines_of_helpers
 from bisect_litert.graph import Graph
 from bisect_litert.store import Store, user_store
 
@@ -28,6 +29,8 @@ class Conversion:
     seconds: float
     stored: bool
     """Whether it was found in the store."""
+    program: torch.export.ExportedProgram | None = None
+    """What torch.export made of the model on the way; None where it does not hold every operator in one graph."""
 
 
 class Converter:
@@ -60,12 +63,12 @@ class Converter:
             program = _exported(module, tuple(args), dict(kwargs))
         key = conversion_key(program) if program is not None else None
         if key is not None and store.get(key, path):
-            return Conversion(Graph.read(path), time.monotonic() - started, stored=True)
+            return Conversion(Graph.read(path), time.monotonic() - started, True, _flat(program))
         with _handed_over(module, program):
             graph = convert(module, args, kwargs, path, log)
         if key is not None:
             store.put(key, path)
-        return Conversion(graph, time.monotonic() - started, stored=False)
+        return Conversion(graph, time.monotonic() - started, False, _flat(program))
 
 
 def _exported(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram | None:
@@ -73,20 +76,27 @@ def _exported(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
     import torch
 
     try:
-        return torch.export.export(module, args=args, kwargs=kwargs, strict=False)
+        with lines_of_helpers():
+            return torch.export.export(module, args=args, kwargs=kwargs, strict=False)
     except Exception:
         return None
+
+
+def _flat(program: torch.export.ExportedProgram | None) -> torch.export.ExportedProgram | None:
+    return program if program is not None and len(list(program.graph_module.modules())) == 1 else None
 
 
 @contextmanager
 def _handed_over(module: Any, program: torch.export.ExportedProgram | None) -> Iterator[None]:
     """Gives litert-torch the program that was exported for the key when it asks torch for just that.
 
-    It exports as its first step, which takes a tenth of a conversion, and has no argument for a program.
+    It exports as its first step, which takes a tenth of a conversion, and has no argument for a program. What it then
+    changes of it, in preparation of another export, is undone.
     """
     import torch
 
     original, ready = torch.export.export, [program] if program is not None else []
+    targets = [(node, node.target) for node in program.graph.nodes] if program is not None else []
 
     def export(mod: Any, *args: Any, **options: Any) -> Any:
         same = mod is module and not args and not options.get("strict") and options.get("dynamic_shapes") is None
@@ -97,3 +107,5 @@ def _handed_over(module: Any, program: torch.export.ExportedProgram | None) -> I
         yield
     finally:
         torch.export.export = original
+        for node, target in targets:
+            node.target = target

@@ -9,9 +9,9 @@ another machine:
 A request folder holds `request.json`, {"jobs": [...]}, and the files it names (relative paths). A job has "id",
 "model", "accelerator" ("cpu", "gpu", "gpu+cpu" or "interpreter") and "inputs" ({signature input name: .npy file}), and
 maybe "fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set while the job
-runs) and "tensors" (indices of tensors to keep, or "all" that an op writes; interpreter only). The response folder gets,
-per job, a folder named by its id with `started`, the outputs as .npy, the tensors in one file, `stderr.log` (what C++
-printed), and last and atomically `response.json`: status, error, outputs, times, and under "versions" what ran it.
+runs) and "tensors" (indices of tensors to keep, or "all" that an op writes; interpreter only). The response folder
+gets, per job, a folder named by its id with `started`, the outputs as .npy, the tensors in one file, `stderr.log` (what
+C++ printed), and last and atomically `response.json`: status, error, outputs, times, and under "versions" what ran it.
 
 The versions of ai-edge-litert differ in what they offer Python. All of that is here, found out by looking and not by
 version: `Runtime` says what there is. What there is not is an answer ("lacks"), and so is a job that needs it

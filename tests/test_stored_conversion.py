@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from bisect_litert import stored_conversion
 from bisect_litert.conversion import convert
 from bisect_litert.conversion_key import conversion_key
 from bisect_litert.errors import ConversionError
+from bisect_litert.exported import ExportedModel
 from bisect_litert.graph import Graph
 from bisect_litert.store import Store
 from bisect_litert.stored_conversion import Conversion, Converter
@@ -174,3 +176,31 @@ def test_weights_whose_content_is_not_known_have_no_key() -> None:
     assert conversion_key(program) is not None
     program.constants["odd"] = torch.ones(2).as_subclass(Held)
     assert conversion_key(program) is None
+
+
+def test_the_export_can_be_read_after_the_converter_had_it(tmp_path: Path) -> None:
+    class Views(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return helper(self.net(x).view(2, 2, 4).transpose(1, 2))
+
+    module, store = Views().eval(), Store(tmp_path / "store")
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    fresh = ExportedModel(module, (x,), {}, decompose=False)
+    for name in ("made", "stored"):
+        made = Converter(store).convert(module, (x,), {}, tmp_path / f"{name}.tflite", tmp_path / "log")
+        assert made.stored == (name == "stored")
+        seen = ExportedModel(module, (x,), {}, decompose=False, program=made.program)
+        assert seen.nodes() == fresh.nodes()
+        assert any(node.target == "aten.view.default" for node in seen.nodes())
+        assert any(node.code == "return x.contiguous() * 2" for node in seen.nodes())
+        expected = fresh.values()
+        for key, value in seen.values().items():
+            np.testing.assert_array_equal(value, expected[key])
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous() * 2

@@ -58,6 +58,8 @@ class TorchSubject:
         self.path = loaded.path
         self._sources: Sources | None = None
         self._converter = Converter.of_user(request.cache)
+        self._program: Any = None
+        """The model as torch.export sees it, if the conversion came by it."""
 
     def describe_inputs(self) -> list[InputInfo]:
         """Returns name, shape and range of every input tensor."""
@@ -101,6 +103,8 @@ class TorchSubject:
         if kept is not None:
             shutil.copyfile(place.folder / file, kept)
         place.note(name, made.seconds, "from the cache" if made.stored else "")
+        if module is self.loaded.module:
+            self._program = made.program
         return made.graph
 
     def feed(self, graph: Graph) -> dict[str, np.ndarray]:
@@ -128,11 +132,10 @@ class TorchSubject:
     def sources(self, graph: Graph, values: Mapping[int, np.ndarray]) -> Sources:
         """Matches ops with the operators that torch.export sees."""
         loaded = self.loaded
+        program = loaded.program if loaded.program is not None else self._program
         if self._sources is None or self._sources.graph is not graph:  # one a run: it exports the model when asked
             self._sources = Sources(
-                lambda: ExportedModel(
-                    loaded.module, loaded.args, loaded.kwargs, decompose=False, program=loaded.program
-                ),
+                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False, program=program),
                 graph,
                 values,
                 list(self.classes()),
