@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Job:
     """Variables set while the job compiles and runs, such as LITERT_GPU_DEBUG_END_NODE (which implies "gpu+cpu")."""
     fallback: bool = True
     """Whether a refusal by the GPU alone is followed by GPU and CPU together."""
-    tensors: Literal["all"] | tuple[int, ...] = ()
+    tensors: str | Sequence[int] = ""
     """Tensors to keep, by index, or "all" that an op writes (interpreter only)."""
 
 
