@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
@@ -18,6 +19,8 @@ from bisect_litert.runtimes import Runtime, order
 from bisect_litert.subjects.shared import SharedSubject
 
 TABLE_FILE = "runtimes.md"
+_STAND_IN = re.compile(r" The (emulated fp16 run|run on the CPU) stands in.*")
+"""What follows why there was no GPU; a row says nothing of the run that stands in."""
 
 
 def run_survey(
@@ -85,13 +88,13 @@ def _named(runtimes: Sequence[Runtime]) -> tuple[list[Runtime], list[str]]:
 
 
 def _row(runtime: Runtime, name: str, record: RunRecord) -> RuntimeRow:
+    lacks = tuple(filter(None, record.environment.get("device lacks", "").split(", ")))
     code = exit_code(record)
     answer = {ExitCode.DIVERGED: Answer.WRONG, ExitCode.OK: Answer.RIGHT}.get(code, Answer.UNKNOWN)
     if is_emulated(record):
         # What emulation says is the same for every version: nothing about this one.
-        why = next((note for note in record.verdict.notes if "stands in for the GPU" in note), "No GPU was used.")
-        return replace(_untested(runtime, name, why), seconds=record.seconds)
-    lacks = record.environment.get("device lacks", "")
+        why = next((note for note in record.verdict.notes if _STAND_IN.search(note)), "No GPU was used.")
+        return replace(_untested(runtime, name, _STAND_IN.sub("", why)), lacks=lacks, seconds=record.seconds)
     shipped = [o.untapped or o.comparison for o in record.outputs]
     levels = [c.relative_l2 if c.finite_agreement else nan for c in shipped if c is not None]
     return RuntimeRow(
@@ -102,7 +105,7 @@ def _row(runtime: Runtime, name: str, record: RunRecord) -> RuntimeRow:
         headline=headline(record),
         summary=record.verdict.summary,
         error=max(levels, key=lambda v: (v != v, v), default=nan),
-        lacks=tuple(lacks.split(", ")) if lacks else (),
+        lacks=lacks,
         adapter=record.placement.adapter,
         folder=name,
         seconds=record.seconds,

@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,24 @@ def test_a_model_that_cannot_be_tested_anywhere_is_an_error_at_once(
     with pytest.raises(ConversionError):
         surveying.run_survey(BisectRequest(model, out=tmp_path / "out"), [HERE, HERE], lambda _: None)
     assert tries == [1]
+
+
+def test_emulation_is_no_answer_for_a_version(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated = sample_record.overflow()
+    note = "ai-edge-litert 2.1.0 has no GPU accelerator. The emulated fp16 run stands in for the GPU."
+    emulated = replace(
+        emulated,
+        target="emulated fp16, no GPU",
+        verdict=replace(emulated.verdict, notes=(note,)),
+        environment={**emulated.environment, "device lacks": "gpu, fp32"},
+    )
+    monkeypatch.setattr(bisection, "bisect_subject", lambda *_: emulated)
+    found = surveying.run_survey(BisectRequest(model, out=tmp_path / "out"), [HERE], lambda _: None)
+    (row,) = found.rows
+    assert emulated.verdict.diverged
+    assert (row.answer, row.block, row.lacks) == (Answer.UNKNOWN, "", ("gpu", "fp32"))
+    assert row.summary == "ai-edge-litert 2.1.0 has no GPU accelerator."
+    assert surveying.survey_exit_code(found) is ExitCode.CANNOT_TEST
 
 
 def test_stopping_keeps_the_versions_that_are_done(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
