@@ -10,15 +10,19 @@ from pathlib import Path
 
 from bisect_litert import advice, diagnosis, fusion, placement, residency
 from bisect_litert.counterfactual import Controls
+from bisect_litert.culprits import Reading
 from bisect_litert.evaluation import GPU
 from bisect_litert.gate import Choice
 from bisect_litert.graph import Graph, Op
 from bisect_litert.healing import Found
 from bisect_litert.jobs import TIMED_OUT, JobResult
-from bisect_litert.metrics import compare, out_of_line
+from bisect_litert.metrics import FP16_UNIT, compare, out_of_line
 from bisect_litert.readings import OUTPUT, Forward, Tap
 from bisect_litert.record import Artefact, Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
 
+EXACT = 0.02
+"""Ratio below which an output was not stored in fp16: rounding it once costs at least a twentieth of what is expected of
+its block, and fp32 costs a thousandth."""
 UNDECIDED = Verdict(Cause.CANNOT_TEST, False, "Nothing was decided.", "Run it again.")
 
 
@@ -96,12 +100,26 @@ def judge(known: Findings) -> Verdict:
             f"No operation ran on the GPU, so the GPU was not tested. {where.line}".strip(),
             diagnosis.advice(Cause.CPU_FALLBACK, ""),
         )
+    if known.target == GPU and where.gpu_ops < 0 and not settings.fp32 and _as_exact_as_fp32(found.readings):
+        return Verdict(
+            Cause.CPU_FALLBACK,
+            False,
+            "The results are as exact as fp32, which a GPU at its default precision cannot be: they come from the CPU, "
+            f"or the GPU computes in fp32. So fp16 was not tested. {where.line}",
+            "See that the GPU's library is loaded on the device, and bring the delegate's log back with the results.",
+        )
     if settings.strict and where.refusals:
         ops = ", ".join(sorted({r.op for r in where.refusals}))
         return Verdict(
             Cause.REJECTED, True, f"The delegate refused {ops}; {where.line}", diagnosis.advice(Cause.REJECTED, "")
         )
     return diagnosis.summarise((), classes, outputs, settings, known.target, "")
+
+
+def _as_exact_as_fp32(readings: Sequence[Reading]) -> bool:
+    """Whether no block shows the rounding that storing its output in fp16 costs, and some would have to."""
+    rounded = [r for r in readings if r.expected is not None and r.expected.relative_l2 >= FP16_UNIT / 4]
+    return bool(rounded) and all(r.ratio < EXACT for r in rounded)
 
 
 def _runtime_failure(failure: JobResult, culprits: Sequence[Culprit], classes: Mapping[str, str]) -> Verdict:
@@ -203,9 +221,12 @@ def place(known: Findings) -> Placement:
             text, issue = (entry.text, entry.reference) if entry else ("", "")
             blocks = _blocks_with(known, graph, ops)
             refusals.append(Refusal(refused.op, refused.reason, len(ops), blocks, text, issue))
-    if log.gpu_ops is None and result.ok:  # another machine's results, without its log
+    if log.gpu_ops is None and result.ok:  # another machine's results
+        if log.no_gpu_reason:
+            return Placement("", 0, len(graph.ops) if graph is not None else 0, log.no_gpu_reason)
         adapter = log.adapter or result.versions.get("gpu", "")
-        return Placement(adapter, -1, -1, "There is no log, so where operations ran is not known.")
+        why = "The log does not tell" if result.log_text.strip() else "There is no log that tells"
+        return Placement(adapter, -1, -1, f"{why} where operations ran.")
     gpu, cpu = log.gpu_ops or 0, log.cpu_ops or 0
     whole = {0: "No operation runs", 1: "The only operation runs"}.get(gpu, f"All {gpu} operations run")
     line = log.line or f"{whole} on the GPU."

@@ -238,7 +238,7 @@ def test_a_device_by_hand_gives_the_verdict_of_a_run_here(
     assert record.placement.adapter == "Adreno 1"
     assert (record.placement.gpu_ops, record.placement.line) == (
         -1,
-        "There is no log, so where operations ran is not known.",
+        "There is no log that tells where operations ran.",
     )
     assert "round2/ asks for further runs" in said.err
     assert any("no result from the device yet (gpu-healed1" in note for note in record.verdict.notes)
@@ -249,6 +249,26 @@ def test_a_device_by_hand_gives_the_verdict_of_a_run_here(
     _, record = ingest(export)
     assert record.culprits[0].source == local.culprits[0].source != ""
     assert "the rest comes out right" in record.verdict.summary
+
+
+def test_results_of_the_cpu_are_no_verdict_on_the_gpu(export: Path) -> None:
+    results, asked = export / "results", entries(export)
+    exact = {output["name"]: results / output["file"] for output in asked["gpu-fp32"]["outputs"]}
+    for name in ("gpu", "gpu-untapped", "gpu-again"):
+        for output in asked[name]["outputs"]:
+            shutil.copyfile(exact[output["name"]], results / output["file"])
+    code, record = ingest(export)
+    assert (code, str(record.verdict.cause)) == (125, "cpu-fallback")
+    assert "as exact as fp32" in record.verdict.summary
+    # With a log the runtime says it itself.
+    for name in ("gpu", "gpu-untapped"):
+        (results / name / "log.txt").write_text(
+            "WARNING: [gpu_registry.cc:160] GPU accelerator could not be loaded and registered.\n"
+            "INFO: [compiled_model.cc:829] Flatbuffer model initialized directly from incoming litert model.\n"
+        )
+    code, record = ingest(export)
+    assert (code, str(record.verdict.cause), record.placement.gpu_ops) == (125, "cpu-fallback", 0)
+    assert "no library of a GPU accelerator" in record.verdict.summary
 
 
 def test_a_partial_dump_is_used_as_far_as_it_goes(export: Path) -> None:

@@ -139,7 +139,12 @@ int main(int count, char** arguments) {
   }
   const std::string round = arguments[1], results = arguments[2];
   const std::vector<std::string> only(arguments + 3, arguments + count);
-  const Json manifest = Json::parse(std::ifstream(round + "/manifest.json"));
+  std::ifstream file(round + "/manifest.json");
+  if (!file) {
+    std::cerr << "run_entries: " << round << " has no manifest.json\n";
+    return 2;
+  }
+  const Json manifest = Json::parse(file);
   mkdir(results.c_str(), 0775);
   for (const auto& entry : manifest["entries"]) {
     const std::string name = entry["name"], folder = results + "/" + name;
