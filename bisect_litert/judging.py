@@ -21,8 +21,8 @@ from bisect_litert.readings import OUTPUT, Forward, Tap
 from bisect_litert.record import Artefact, Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
 
 EXACT = 0.02
-"""Ratio below which an output was not stored in fp16: rounding it once costs at least a twentieth of what is expected of
-its block, and fp32 costs a thousandth."""
+"""Ratio below which an output was not stored in fp16: rounding it once costs at least a twentieth of what is expected
+of its block, and fp32 costs a thousandth."""
 UNDECIDED = Verdict(Cause.CANNOT_TEST, False, "Nothing was decided.", "Run it again.")
 
 
