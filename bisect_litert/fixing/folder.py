@@ -12,7 +12,7 @@ from math import nan
 from pathlib import Path
 
 from bisect_litert.errors import RunFolderError
-from bisect_litert.fix_record import FIX_FILE, FixRecord
+from bisect_litert.fix_record import FIX_FILE, FixRecord, Outcome
 from bisect_litert.fixing import rewrites_file
 from bisect_litert.fixing.engine import Fixed
 from bisect_litert.fixing.finishing import finish
@@ -26,7 +26,13 @@ CHECK_LIMIT = 900.0
 
 
 def leave(
-    fixed: Fixed, request: BisectRequest, folder: Path, on_progress: OnProgress, *, tflite: Path | None = None
+    fixed: Fixed,
+    request: BisectRequest,
+    folder: Path,
+    on_progress: OnProgress,
+    *,
+    tflite: Path | None = None,
+    check: bool = True,
 ) -> FixRecord:
     """Writes what a fix leaves behind and has it checked by another process.
 
@@ -36,6 +42,7 @@ def leave(
         folder: RUN/fix; its earlier files of these names are replaced.
         on_progress: Told of the stages.
         tflite: Where to put the fixed model's .tflite file as well.
+        check: Whether another process applies the saved files to the model that the request names.
 
     Returns:
         The record, as written.
@@ -51,7 +58,7 @@ def leave(
         on_progress(Progress("measure costs", state="done"))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            record = _write_code(fixed, record, request, folder, on_progress)
+            record = _write_code(fixed, record, request, folder, on_progress, check)
             if tflite is not None and fixed.steps:
                 tflite.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(converted, tflite)
@@ -65,50 +72,47 @@ def leave(
 
 
 def _write_code(
-    fixed: Fixed, record: FixRecord, request: BisectRequest, folder: Path, on_progress: OnProgress
+    fixed: Fixed, record: FixRecord, request: BisectRequest, folder: Path, on_progress: OnProgress, check: bool
 ) -> FixRecord:
     files: dict[str, str] = {}
     for name in (rewrites_file.NAME, PATCH):
         (folder / name).unlink(missing_ok=True)
     if fixed.steps:
         steps = rewrites_file.pruned(fixed.original, fixed.steps)
-        (folder / rewrites_file.NAME).write_text(rewrites_file.write(record.model, steps), encoding="utf-8")
+        source = rewrites_file.write(record.model, steps)
+        (folder / rewrites_file.NAME).write_text(source, encoding="utf-8")
         files[rewrites_file.NAME] = "apply(model) makes the replacements"
-        patch = patch_of(fixed.original, steps, request)
+        patch = patch_of(fixed.original, steps, request, source)
         if patch:
             (folder / PATCH).write_text(patch, encoding="utf-8")
-            files[PATCH] = "the same against your own file (patch -p1)"
-        on_progress(Progress("check the saved files", state="start"))
-        checked, right = _checked(request, folder)
-        on_progress(Progress("check the saved files", state="done"))
-        record = replace(record, checked=checked)
-        if right is False:
-            record = replace(record, diverged_after=True)
+            files[PATCH] = "the same against your own files (patch -p1)"
+        if check:
+            on_progress(Progress("check the saved files", state="start"))
+            record = _checked(record, request, folder)
+            on_progress(Progress("check the saved files", state="done"))
     return replace(record, files={**files, "fix.md": "everything that was tried"})
 
 
-def _checked(request: BisectRequest, folder: Path) -> tuple[str, bool | None]:
-    """Runs fix_check in a fresh process; returns its sentence and whether it was right, None where it could not run."""
+def _checked(record: FixRecord, request: BisectRequest, folder: Path) -> FixRecord:
+    """Runs `check` in a fresh process; what it does not confirm is not called fixed."""
     if request.no_gpu or request.runner or request.python:
-        return "not again: the check runs on this machine's GPU, and the run did not", None
-    command = [
-        sys.executable,
-        "-m",
-        "bisect_litert.fixing.check",
-        request.model,
-        str(folder),
-        "--seed",
-        str(request.seed),
-    ]
+        return replace(record, checked="not again: the check runs on this machine's GPU, and the run did not")
+    command = [sys.executable, "-m", "bisect_litert.fixing.check", request.model, str(folder)]
+    command += ["--seed", str(request.seed)]
     if request.inputs is not None:
         command += ["--inputs", str(request.inputs)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_LIMIT)
         found = json.loads(done.stdout.strip().splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError):
-        return "the check of the saved files did not end", None
-    error = nan if found["output_error"] is None else float(found["output_error"])
-    torch32 = nan if found["torch32"] is None else float(found["torch32"])
-    right = found["on_gpu"] and error <= request.output_limit
+        return replace(record, checked="the check of the saved files did not end")
+    error, torch32 = (nan if found[key] is None else float(found[key]) for key in ("output_error", "torch32"))
     said = f"{rewrites_file.NAME} applied in a process of its own: outputs off by {error:.2g}, torch by {torch32:.2g}"
-    return said, bool(right)
+    record = replace(record, checked=said)
+    if record.diverged_after or (found["on_gpu"] and error <= request.output_limit):
+        return record
+    why = f"it did not hold when the saved files were checked: {said}"
+    lost = [
+        replace(c, outcome=Outcome.UNFIXED, why_not=why) if c.outcome is Outcome.FIXED else c for c in record.culprits
+    ]
+    return replace(record, diverged_after=True, culprits=tuple(lost))

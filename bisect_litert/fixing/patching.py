@@ -36,33 +36,88 @@ class _Edit:
     lines: tuple[str, ...]
 
 
-def patch_of(loaded: LoadedModel, steps: Sequence[Step], request: BisectRequest) -> str:
+def patch_of(loaded: LoadedModel, steps: Sequence[Step], request: BisectRequest, rewrites: str) -> str:
     """Returns a unified diff that makes the replacements in the user's source; "" where that cannot be done.
 
-    It can where every replaced module is the only one of its class in the model, the class is defined beside the model
-    file, and the new forward needs nothing but what the class has. The patched copy is imported and compared.
+    Where every replaced module is the only one of its class in the model, the class is defined beside the model file, and
+    the new forward needs nothing but what the class has, the forwards themselves are changed. Else the file gets
+    `rewrites.py` beside it and calls `apply`. Only for classes of the user's own; the patched copy is imported and
+    compared.
     """
     file = Path(request.model.rpartition(":")[0] or request.model)
     file = file if file.is_file() else Path(request.model)
     if not file.is_file() or not steps:
         return ""
     root = file.resolve().parent
+    if not all(_is_users(type(loaded.module.get_submodule(step.path)), root) for step in steps):
+        return ""
+    for changed in (_forwards(loaded, steps, root), _applied(request.model, file, rewrites)):
+        if changed is not None and _works(loaded, changed, root, file, request):
+            return _diff(changed, root)
+    return ""
+
+
+def _is_users(kind: type, root: Path) -> bool:
+    try:
+        return Path(inspect.getsourcefile(kind) or "").resolve().is_relative_to(root)
+    except TypeError:
+        return False
+
+
+def _diff(changed: dict[Path, tuple[str, str]], root: Path) -> str:
+    parts: list[str] = []
+    for path, (before, after) in changed.items():
+        name = path.relative_to(root).as_posix()
+        names = (f"a/{name}" if before else "/dev/null", f"b/{name}")
+        parts += difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), *names)
+    return "".join(parts)
+
+
+def _forwards(loaded: LoadedModel, steps: Sequence[Step], root: Path) -> dict[Path, tuple[str, str]] | None:
     edits: list[_Edit] = []
     for step in steps:
         edit = _edit(loaded.module, step, root)
         if edit is None or any(edit.path == e.path and edit.first == e.first for e in edits):
-            return ""
+            return None
         edits.append(edit)
-    changed = _texts(edits)
-    if changed is None or not _works(loaded, changed, root, file, request):
-        return ""
-    parts: list[str] = []
-    for path, (before, after) in changed.items():
-        name = path.relative_to(root).as_posix()
-        parts += difflib.unified_diff(
-            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-        )
-    return "".join(parts)
+    return _texts(edits)
+
+
+def _applied(spec: str, file: Path, rewrites: str) -> dict[Path, tuple[str, str]] | None:
+    """Adds rewrites.py beside the model file, and at the end of that file the call of `apply`."""
+    path, before = file.resolve(), file.read_text(encoding="utf-8")
+    asked = spec[len(str(file)) :].lstrip(":")
+    defined = {
+        name: isinstance(node, ast.FunctionDef)
+        for node in ast.parse(before).body
+        for name in _names_of(node)
+        if name == asked or (not asked and name in ("model", "get_model"))
+    }
+    name = asked or next((n for n in ("model", "get_model") if n in defined), "")
+    beside = path.with_name("rewrites.py")
+    if name not in defined or beside.exists():
+        return None
+    if defined[name]:
+        call = f"""
+
+_{name}_as_it_was = {name}
+
+
+def {name}():
+    made = _{name}_as_it_was()
+    return (apply(made[0]), *made[1:]) if isinstance(made, (tuple, list)) else apply(made)
+"""
+    else:
+        call = f"\n{name} = apply({name})\n"
+    after = f"{before.rstrip()}\n\n\nfrom rewrites import apply  # noqa: E402\n{call}"
+    return {path: (before, after), beside: ("", rewrites)}
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _edit(model: Any, step: Step, root: Path) -> _Edit | None:

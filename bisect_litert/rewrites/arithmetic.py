@@ -35,6 +35,8 @@ def multiply(a: Value, b: Operand, *, small_matters: bool = False) -> Value:
     results = peek(torch.mul, a.stored, b.stored)
     natural = a.exponent + b.exponent
     shift = shift_for(peak_of(results), low_of(results), prefer=-natural, small_matters=small_matters)
+    if shift % 2 and a.stored.node is b.stored.node:
+        shift += 1  # both factors alike, and an exponent that a root can halve
     a, b = _balanced(a, b, shift)
     return Value(a.stored * b.stored, natural + shift)
 
@@ -239,10 +241,9 @@ def _balanced(a: Value, b: Value, shift: int) -> tuple[Value, Value]:
     """
     if not shift:
         return a, b
-    if a.stored is b.stored or a.stored.node is b.stored.node:
-        half = shift // 2
-        first = scale(a, a.exponent + half)
-        return first, first if shift == 2 * half else scale(b, b.exponent + shift - half)
+    if a.stored.node is b.stored.node and shift % 2 == 0:
+        half = scale(a, a.exponent + shift // 2)
+        return half, half
     sizes = [math.log2(v.peak) if v.peak else 0.0 for v in (a, b)]
     for index, value in enumerate((a, b)):
         if value.stored.is_constant and -8 <= sizes[index] - shift <= TOP:

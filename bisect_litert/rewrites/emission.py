@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,11 +77,9 @@ def source_of_graph(
     writer = _Writer(names)
     wanted = set(re.findall(r"\{(\w+)\}", returned))
     needed = _needed(graph, wanted)
-    last_use = {node: user for user in graph.nodes for node in user.all_input_nodes if user in needed}
     for node in graph.nodes:
         if node in needed and node.op not in ("placeholder", "get_attr"):
             lines += writer.line(node)
-    del last_use
     by_name = {node.name: writer.word(node) for node in graph.nodes}
     lines.append("        return " + re.sub(r"\{(\w+)\}", lambda m: by_name[m[1]], returned))
     return "\n".join(lines) + "\n"
@@ -177,20 +176,20 @@ def _name_of(target: Any) -> str:
 
 
 def _docstring(doc: str) -> list[str]:
-    lines = doc.strip().splitlines()
+    lines = [part for line in doc.strip().splitlines() for part in _wrapped(line)]
     first, *rest = lines
     if not rest:
         return [f'    """{first}"""']
     return [f'    """{first}', *(f"    {line}".rstrip() for line in rest), '    """']
 
 
+def _wrapped(line: str, width: int = 114) -> list[str]:
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False) or [""]
+
+
 def _comment(why: str, width: int = 108) -> list[str]:
-    words, lines = why.split(), [""]
-    for word in words:
-        if len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return [f"        # {line}" for line in lines if line]
+    return [f"        # {line}" for line in textwrap.wrap(why, width)]
 
 
 def _tensor(tensor: torch.Tensor) -> str:

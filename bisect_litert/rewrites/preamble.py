@@ -56,7 +56,7 @@ from torch import nn
 
 def text() -> str:
     """Returns the functions above as source."""
-    return "\n\n".join(inspect.getsource(function).rstrip() for function in (adopt, replace_module)) + "\n"
+    return "\n\n\n".join(inspect.getsource(function).rstrip() for function in (adopt, replace_module)) + "\n"
 
 
 def run_source(source: str) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from bisect_litert.rewrites.scaling import table
 DOC = """The same computation with values stored under powers of two, so that none passes fp16's 65504.
 
 A value x that is too large (or too small) for fp16 is stored as x / 2^e. Products add exponents, roots halve them,
-sums align them, bounds and epsilons are scaled along, and what is returned is the value itself. A power of two changes
-no digit, so in fp32 this is exact as long as nothing leaves fp32's own range.
+sums align them, bounds and epsilons are scaled along, and what is returned is the value itself. A power of two
+changes no digit, so in fp32 this is exact as long as nothing leaves fp32's own range.
 
-Limits: the exponents were chosen from the values measured on the given inputs, with a factor of 8 to spare. Inputs much
-larger than those need it run again with them.
+Limits: the exponents were chosen from the values measured on the given inputs, with a factor of 8 to spare. Inputs
+much larger than those need it run again with them. An epsilon that fp16 would hold as 0 is raised, as far as that
+changes no value that was measured by more than 2^-18 of itself; much smaller values than those it would change.
 """
 
 
