@@ -14,12 +14,14 @@ import fnmatch
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
@@ -124,33 +126,54 @@ def check_case(folder: Path, name: str, out: Path) -> str:
     return "right" if found.right(1e-2) else f"wrong: {found}"
 
 
-def _serve(job: str, connection: Any, folder: Path, name: str, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    log = os.open(out / f"{job}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    try:
-        connection.send((fix_case if job == "fix" else check_case)(folder, name, out))
-    except BaseException as error:
-        traceback.print_exc()
-        connection.send(f"{type(error).__name__}: {error}")
+def _serve(job: str, connection: Any, folder: Path) -> None:
+    """A process of its own: takes (name, folder), gives answers, until it gets None."""
+    os.setsid()  # so that what it starts can be ended together with it
+    for name, out in iter(connection.recv, None):
+        out.mkdir(parents=True, exist_ok=True)
+        log = os.open(out / f"{job}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        try:
+            connection.send((fix_case if job == "fix" else check_case)(folder, name, out))
+        except BaseException as error:
+            traceback.print_exc()
+            connection.send(f"{type(error).__name__}: {error}")
 
 
-def apart(job: str, folder: Path, name: str, out: Path, limit: float) -> Any:
-    """Does one job in a process of its own; returns its answer, or a string that says what went wrong."""
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(job, theirs, folder, name, out))
-    process.start()
-    theirs.close()
-    try:
-        answer = mine.recv() if mine.poll(limit) else f"no answer within {limit:g} s"
-    except EOFError:
-        answer = "the process died"
-    process.join(5)
-    if process.is_alive():
-        process.kill()
-    return answer
+class Helper:
+    """A process that fixes, or one that checks: they share nothing but files."""
+
+    def __init__(self, job: str, folder: Path, limit: float) -> None:
+        self.job, self.folder, self.limit = job, folder, limit
+        self.process: Any = None
+
+    def ask(self, name: str, out: Path) -> Any:
+        """Returns the process's answer, or a string that says what went wrong; a dead process is replaced."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.connection, theirs = context.Pipe()
+            self.process = context.Process(target=_serve, args=(self.job, theirs, self.folder))
+            self.process.start()
+            theirs.close()
+        try:
+            self.connection.send((name, out))
+            if self.connection.poll(self.limit):
+                return self.connection.recv()
+            trouble = f"no answer within {self.limit:g} s"
+        except (EOFError, OSError):
+            trouble = "the process died"
+        self.stop()
+        return trouble
+
+    def stop(self) -> None:
+        """Ends the process and what it started."""
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.join(10)
 
 
 def report(rows: Sequence[Row], failed: Mapping[str, str]) -> str:
@@ -210,15 +233,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="fixes-") as scratch:
         keep = args.keep.resolve() if args.keep else Path(scratch)
+        fixer, checker = Helper("fix", folder, args.limit), Helper("check", folder, args.limit)
         for number, name in enumerate(names, 1):
-            answer = apart("fix", folder, name, keep / name, args.limit)
+            answer = fixer.ask(name, keep / name)
             if isinstance(answer, str):
                 failed[name] = answer
                 print(f"[{number:3}/{len(names)}] {name}: {answer}", flush=True)
                 continue
             checked = ""
             if any(row.outcome == "fixed" for row in answer):
-                checked = apart("check", folder, name, keep / name, args.limit)
+                checked = checker.ask(name, keep / name)
                 if any(row.outcome != "fixed" for row in answer) and checked.startswith("wrong"):
                     checked = "not all of the case is fixed, so its outputs are not right"
             for row in answer:
@@ -227,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"[{number:3}/{len(names)}] {name}: {said}", flush=True)
             if args.json:
                 args.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", encoding="utf-8")
+        fixer.stop()
+        checker.stop()
     print("\n" + report(rows, failed))
     return int(any(row.checked.startswith("wrong") for row in rows))
 
