@@ -1,7 +1,7 @@
 """A model that also returns a tensor that it goes on computing with.
 
-What goes wrong: up to ai-edge-litert 2.1.5 the GPU hands back another tensor's values for such an output; since 2.1.6 it is
-right. What the model computes from the tensor is right in all of them.
+What goes wrong: up to ai-edge-litert 2.1.5 the GPU hands back another tensor's values for such an output; since 2.1.6
+it is right. What the model computes from the tensor is right in all of them.
 """
 
 from __future__ import annotations
