@@ -1,4 +1,4 @@
-"""Mixtures of experts, toy-sized: three ways to route tokens, every expert computed densely as a static graph wants it."""
+"""Mixtures of experts, toy-sized: three ways to route tokens; every expert is computed, as a static graph wants it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +17,7 @@ from statistics_of_batches import calibrated
 from torch import Tensor, nn
 
 Case = tuple[nn.Module, Tensor]
+SIZE = 64
 
 
 class _Anything(type):
@@ -33,8 +33,6 @@ class _Anything(type):
 
 class _StandIn(ModuleType):
     """A module of torchvision that has every name, each a class of its own."""
-
-    __path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -81,31 +79,36 @@ def _forget() -> None:
         del sys.modules[name]
 
 
-def _case(name: str, size: Sequence[int] = (64, 64), **options: Any) -> Case:
-    model: nn.Module = _timm().create_model(name, pretrained=False, num_classes=0, **options)
-    image = torch.randn(1, 3, *size)
+def _case(model: nn.Module) -> Case:
+    image = torch.randn(1, 3, SIZE, SIZE)
     return calibrated(model, image), image
 
 
+def _named(name: str, **options: Any) -> Case:
+    return _case(_timm().create_model(name, pretrained=False, num_classes=0, **options))
+
+
 def mobilenet_v3() -> Case:
-    return _case("mobilenetv3_small_050")
+    return _named("mobilenetv3_small_050")
 
 
 def efficientnet() -> Case:
-    return _case("efficientnet_lite0")
-
-
-def mixer() -> Case:
-    return _case("mixer_s16_224", img_size=64)
-
-
-def poolformer() -> Case:
-    return _case("poolformer_s12")
+    return _named("efficientnet_lite0")
 
 
 def deit() -> Case:
-    return _case("deit_tiny_patch16_224", img_size=64, depth=3, embed_dim=64, num_heads=4)
+    return _named("deit_tiny_patch16_224", img_size=SIZE, depth=3, embed_dim=64, num_heads=4)
 
 
 def mobilevit() -> Case:
-    return _case("mobilevit_xxs")
+    return _named("mobilevit_xxs")
+
+
+def mixer() -> Case:
+    made = _timm().models.mlp_mixer.MlpMixer
+    return _case(made(img_size=SIZE, patch_size=16, num_blocks=3, embed_dim=64, num_classes=0))
+
+
+def poolformer() -> Case:
+    made = _timm().models.metaformer.MetaFormer
+    return _case(made(depths=(1, 1, 2, 1), dims=(16, 32, 64, 64), num_classes=0))
