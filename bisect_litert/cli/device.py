@@ -12,7 +12,7 @@ from bisect_litert.cli.run import AT_LEAST_1
 from bisect_litert.errors import ExitCode
 
 
-@click.command()
+@click.command(short_help="Write what a phone has to run to bisect MODEL there.")
 @click.argument("model")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Where to; new or empty.")
 @click.option("--blocks", metavar="GLOB", multiple=True, help="Blocks to look at; ** crosses levels. Repeatable.")
@@ -42,7 +42,7 @@ def export(model: str, out: Path, tap_memory: float, quiet: bool, verbose: bool,
     return ExitCode.OK
 
 
-@click.command()
+@click.command(short_help="Bisect with what a phone brought back.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("results", required=False, type=click.Path(path_type=Path))
 @click.option("--out", metavar="RUN", type=click.Path(path_type=Path), help="Run folder.  [default: bisect-run-...]")
