@@ -31,7 +31,7 @@ def key_of(model: Model, target: Target, folder: Path) -> str:
     """
     spec = {k: v for k, v in asdict(model).items() if k not in _NOT_CONTENT}
     place = {k: v for k, v in asdict(target).items() if k != "name"}
-    named = [model.model.rpartition(":")[0], model.model, model.inputs, *model.depends]
+    named = [model.model.rpartition(":")[0], model.model, model.inputs, model.tflite, *model.depends]
     files = {name: file_hash(folder / name) for name in named if name and (folder / name).is_file()}
     versions = {**environment.describe(), "target": _version_in(target.python)}
     content = json.dumps([spec, place, files, versions], sort_keys=True)

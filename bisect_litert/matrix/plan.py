@@ -50,6 +50,8 @@ class Model:
     """Path of an .npz, relative to the plan's folder."""
     seed: int = 0
     tap: str = "auto"
+    tflite: str = ""
+    """The shipped file to hold against the model, relative to the plan's folder; empty when it is converted."""
     signature: str = ""
     """Of a .tflite file."""
     int_high: int | None = None
@@ -90,6 +92,7 @@ class Model:
             tap="reexport" if self.tap == "reexport" else "auto",
             time_limit=self.time_limit,
             tap_memory=int(self.tap_memory * 2**20),
+            tflite=folder / self.tflite if self.tflite else None,
             signature=self.signature,
             int_high=self.int_high,
             strict=self.strict,
@@ -146,6 +149,7 @@ _MODEL_KEYS: dict[str, _Kind] = {
     "inputs": _TEXT,
     "seed": _WHOLE,
     "tap": _TEXT,
+    "tflite": _TEXT,
     "signature": _TEXT,
     "int_high": _WHOLE,
     "strict": _YES,
