@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import logging
+import operator
 import re
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -247,8 +248,18 @@ class ExportedModel:
                 assert spec.target is not None, "only user inputs have no target"
                 known = self.program.state_dict
                 value = known[spec.target] if spec.target in known else self.program.constants[spec.target]
-            values.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
+            if isinstance(value, torch.Tensor):
+                # A copy of every weight only where an operator may write to one.
+                value = value.detach().clone() if self._writes else value.detach()
+            values.append(value)
         return values
+
+    @cached_property
+    def _writes(self) -> bool:
+        """Whether any operator writes to what it reads."""
+        calls = [n.target for n in self.program.graph_module.graph.nodes if n.op == "call_function"]
+        schemas = [getattr(target, "_schema", None) for target in calls if target is not operator.getitem]
+        return any(schema is None or schema.is_mutable for schema in schemas)
 
 
 @contextlib.contextmanager
