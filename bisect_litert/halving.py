@@ -1,8 +1,8 @@
 """Sizes of a cut that still fails: dimensions are halved as long as the same cause shows.
 
-Which dimensions have to change together follows from what each op does with its shapes (`axes.py`); an op whose rule is
-not known keeps its own. Inputs and constants are cut to the part where the fault is worst. Every step is run; a rule
-that is wrong costs a try and nothing else.
+Which dimensions have to change together follows from what each op does with its shapes (`shape_rules.py`); an op whose
+rule is not known keeps its own. Inputs and constants are cut to the part where the fault is worst. Every step is run; a
+rule that is wrong costs a try and nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bisect_litert.cutting import compact
 from bisect_litert.graph import Graph
 from bisect_litert.record import Cause
 from bisect_litert.reproduction import tolerance
+from bisect_litert.shape_rules import read_axes
 from bisect_litert.shrinking import Shrinker, Trial
 
 MAX_SECONDS = 90.0
@@ -30,7 +31,7 @@ def halved(trial: Trial, shrinker: Shrinker) -> Trial:
     if shrinker.kept.cause == Cause.HANG:  # each step would take the time limit
         return trial
     deadline, before = time.monotonic() + MAX_SECONDS, shrinker.tries
-    axes = Axes(trial.graph)
+    axes = read_axes(trial.graph)
     graph, best, start = trial.graph, trial, size_of(trial)
 
     def step(atom: int, smaller: int) -> bool:

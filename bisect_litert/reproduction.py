@@ -7,7 +7,9 @@ neighbouring blocks around it, for faults that only their company shows. Nothing
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -165,8 +167,16 @@ def keep(folder: Path, culprits: Sequence[Culprit], material: Material) -> list[
         except Exception as error:
             missing = f"it cannot be cut out and written ({type(error).__name__}: {error})"
         if missing:
+            _remove(folder / FOLDER / str(number))
             notes.append(f"No reproduction of {culprit.block} was kept: {missing}.")
     return notes
+
+
+def _remove(place: Path) -> None:
+    """Leaves nothing of a reproduction that came to nothing, so that reports do not point there."""
+    shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):  # others are in it, or it was never made
+        place.parent.rmdir()
 
 
 def folders(folder: Path, culprits: Sequence[Culprit]) -> Iterator[tuple[Path, Culprit]]:
@@ -194,7 +204,7 @@ def _keep_one(folder: Path, culprit: Culprit, material: Material) -> str:
         return f"the value of {absent[0]} is not known" if absent else "none of its outputs can be read alone"
     size = constant_bytes(graph, ops) + _bytes(material.values, given) + _bytes(expected, ends)
     if size > LIMIT:
-        return f"it would take {size >> 20} MB, more than {LIMIT >> 20} MB"
+        return f"it would take {size / (1 << 20):.1f} MB, more than {LIMIT >> 20} MB"
     folder.mkdir(parents=True, exist_ok=True)
     made = cut(graph, ops, given, ends)
     compact(made.graph).write(folder / MODEL)

@@ -12,10 +12,10 @@ from ai_edge_litert.interpreter import Interpreter
 from small_models import numbers
 from torch import nn
 
-from bisect_litert.axes import Axes
 from bisect_litert.conversion import convert
 from bisect_litert.cutting import compact
 from bisect_litert.graph import Graph
+from bisect_litert.shape_rules import read_axes
 
 
 class Attention(nn.Module):
@@ -56,7 +56,7 @@ def test_every_group_that_is_cut_leaves_a_graph_that_runs(module: nn.Module, sha
     value = np.asarray(numbers(*shape))
     value = value.reshape(graph.tensors[given.tensor].shape)
     whole = run(tmp_path / "m.tflite", {given.name: value})[written.name]
-    axes = Axes(graph)
+    axes = read_axes(graph)
     batch = axes.tensors(next(a for a in axes.free() if (given.tensor, 0) in axes.tensors(a)))
     for number, atom in enumerate(axes.free()):
         size = axes.sizes[atom] - 1
@@ -76,10 +76,10 @@ def test_every_group_that_is_cut_leaves_a_graph_that_runs(module: nn.Module, sha
 
 def test_dimensions_of_an_op_without_a_rule_stay() -> None:
     graph = Graph.read(Path(__file__).parent / "data" / "mlp.tflite")
-    assert Axes(graph).free()
+    assert read_axes(graph).free()
     editor = graph.edit()
     one = graph.ops[0].inputs[0]
     out = editor.add_tensor("n", [len(graph.tensors[one].shape)], 2)
     editor.add_op("SHAPE", [one], [out])
-    held = Axes(editor.graph())
+    held = read_axes(editor.graph())
     assert not any(t == one for atom in held.free() for t, _ in held.tensors(atom))

@@ -63,6 +63,17 @@ def test_too_large_is_said(tmp_path: Path, material: reproduction.Material, monk
     assert not (tmp_path / "repro").exists()
 
 
+def test_one_that_cannot_be_written_leaves_no_folder(
+    tmp_path: Path, material: reproduction.Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("an op nobody knows")
+
+    monkeypatch.setattr(reproduction, "compact", fail)
+    assert "cannot be cut out" in reproduction.keep(tmp_path, [culprit()], material)[0]
+    assert not (tmp_path / "repro").exists()
+
+
 def test_only_what_can_be_run_alone_and_only_the_first(tmp_path: Path, material: reproduction.Material) -> None:
     assert reproduction.keep(tmp_path, [culprit(Cause.PRECISION_COMPOUNDING), *[culprit()] * 4], material) == []
     assert sorted(p.name for p in (tmp_path / "repro").iterdir()) == ["2", "3"]

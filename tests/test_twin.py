@@ -13,6 +13,7 @@ from torch import nn
 
 from bisect_litert import twin
 from bisect_litert.exported import ExportedModel
+from bisect_litert.node_sets import Suspect
 from bisect_litert.torch_source import Twin
 
 
@@ -41,7 +42,7 @@ BLOCKS = ["first", "norm", "norm@2", "last"]
 
 
 def kept(folder: Path, model: ExportedModel | None, block: str, **options: Any) -> Twin:
-    suspect = twin.Suspect(block, "", options.pop("module", ""), options.pop("operator", ""), **options)
+    suspect = Suspect(block, "", options.pop("module", ""), options.pop("operator", ""), **options)
     twin.keep(folder, suspect, model, BLOCKS)
     return Twin.load(folder)
 

@@ -17,6 +17,7 @@ from bisect_litert.evaluation import float_outputs
 from bisect_litert.exported import ExportedModel
 from bisect_litert.graph import Graph
 from bisect_litert.metrics import compare
+from bisect_litert.node_sets import Suspect
 from bisect_litert.preparation import LoadedModel, describe_inputs
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.reference import Forward, TorchReference, tapped_module
@@ -147,7 +148,7 @@ class TorchSubject:
         sources = self.sources(tapped.graph, tapped.values)
         kind = next((t.class_name for t in tapped.taps if t.block == culprit.block), "")
         whole = culprit.cause in WHOLE
-        suspect = twin.Suspect(culprit.block, kind, culprit.module, sources.node_of(culprit), whole)
+        suspect = Suspect(culprit.block, kind, culprit.module, sources.node_of(culprit), whole)
         twin.keep(folder, suspect, sources.model(), blocks)
 
     def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float]]:
