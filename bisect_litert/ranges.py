@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_litert.graph import Graph, Op
-from bisect_litert.metrics import compare_by_scale, out_of_line, true_infinities
+from bisect_litert.metrics import FP16_NORMAL, FP16_UNIT, compare, compare_by_scale, out_of_line, true_infinities
 
 IN_LINE = 0.1
 """Relative L2 error up to which a tensor behind an infinity counts as unharmed: far above rounding, far below
@@ -17,6 +17,8 @@ FP16_LAST = 65520.0
 """Smallest magnitude that rounds to infinity in fp16."""
 SMALLEST = 2.0**-24
 """Smallest positive fp16 number, 5.96e-8; results below half of it become zero."""
+THIN = 10.0
+"""Times half a unit in the last place that a small tensor's error has to be for its missing digits to be the reason."""
 CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV")
 
 
@@ -33,6 +35,8 @@ class RangeFault:
     lost: int
     """Elements that became non-finite or zero."""
     elements: int
+    gradual: bool = False
+    """Whether what is lost are digits, below the smallest number that fp16 holds with all of them, and not the value."""
 
     def sentence(self) -> str:
         """The finding, for people."""
@@ -41,6 +45,11 @@ class RangeFault:
             return (
                 f"{where} handles values up to {self.reference_peak:.3g} where fp16 ends at 65504; "
                 f"{self.lost} of {self.elements} values leave the range"
+            )
+        if self.gradual:
+            return (
+                f"{where} writes values up to {self.reference_peak:.3g}; below 6.1e-05 fp16 has fewer digits, and "
+                f"{self.lost} of {self.elements} values are there"
             )
         return (
             f"{where}: {self.lost} of {self.elements} values fall below the smallest fp16 number (6e-8), or are "
@@ -61,9 +70,10 @@ def first_fault(
 
     Returns:
         The first op with a new infinity or NaN; without one, the first that flushes to zero what is not small among
-        its neighbours.
+        its neighbours; without that, the first whose values are all so small that fp16 has fewer digits for them.
     """
     flushed: RangeFault | None = None
+    thinned: RangeFault | None = None
     zeros: dict[int, RangeFault] = {}
     for op in ops:
         for t in op.outputs:
@@ -90,7 +100,11 @@ def first_fault(
             if peak > 0 and zeroed.any():
                 zeros[t] = root or RangeFault(op, name, "underflow", peak, int(zeroed.sum()), ref.size)
                 flushed = flushed or zeros[t]
-    return flushed
+            if 0 < peak < FP16_NORMAL and out_of_line(compare(reference=ref, target=out), THIN * FP16_UNIT):
+                thinned = thinned or RangeFault(
+                    op, name, "underflow", peak, int(np.count_nonzero(ref)), ref.size, gradual=True
+                )
+    return flushed or thinned
 
 
 def _flushed_operand(

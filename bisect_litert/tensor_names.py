@@ -17,6 +17,8 @@ from dataclasses import dataclass
 _QUALIFIED = re.compile(r"(?:[\w<>]+\.)+\w+")
 _DIGITS = re.compile(r"\d+")
 _WRAPPERS = re.compile(r"(?:Stateful)?PartitionedCall(?:_\d+)?")
+_DIALECTS = ("tf.", "tfl.", "arith.", "stablehlo.", "mhlo.", "vhlo.")
+"""What compilers call operations, and so tensors that have no name of their own."""
 _SEQUENTIAL = ("Sequential", "ModuleList", "ModuleDict")
 
 
@@ -62,7 +64,7 @@ def without_root(paths: Sequence[Path]) -> int:
 
 def _is_torch(part: str) -> bool:
     levels = part.split("/")
-    return all(_QUALIFIED.fullmatch(level) for level in levels) and not levels[0].startswith("tf.")
+    return all(_QUALIFIED.fullmatch(level) for level in levels) and not levels[0].startswith(_DIALECTS)
 
 
 def _torch_path(part: str) -> Path:

@@ -133,3 +133,16 @@ def test_infinities_add_nothing(converted: Once, tmp_path: Path) -> None:
     values[x][0, 0, 0] = -np.inf
     peak, _ = accumulated_peak(case.graph, case.graph.ops[:1], values)
     assert peak == pytest.approx(np.abs(np.where(np.isfinite(values[x]), values[x], 0)).sum(1).max())
+
+
+def test_values_that_are_all_tiny_lose_digits_and_not_themselves(converted: Once, tmp_path: Path) -> None:
+    case = converted("blocks")
+    reference, half = both(case, tmp_path)
+    t = case.graph.ops[2].outputs[0]
+    scale = 3e-6 / np.abs(reference[t]).max()
+    reference[t] = reference[t] * np.float32(scale)
+    half[t] = reference[t].astype(np.float16).astype(np.float32)
+    fault = first_fault(case.graph, case.graph.ops, reference, half)
+    assert fault is not None
+    assert (fault.kind, fault.op.index, fault.gradual) == ("underflow", 2, True)
+    assert "fewer digits" in fault.sentence()

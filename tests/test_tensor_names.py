@@ -23,6 +23,8 @@ def spelled(name: str) -> list[str]:
         ("model_1/tf.nn.relu/Relu;Const_5", ["model_1"]),
         ("serving_default_output_0_output", []),
         ("PartitionedCall:0", []),
+        ("tfl.quantize", []),
+        ("arith.constant7", []),
         ("", []),
     ],
 )

@@ -92,7 +92,7 @@ class FileSubject:
         steps, rounded = self._reference.steps(), self._reference.rounded_outputs()
         notes = [] if taps else [NO_FLOATS]
         cost = self._reference.fp32_cost()
-        notes += _disagreements(cost)
+        notes += _disagreements(cost, steps)
         notes += [HYBRID] if exact is not graph else []
         notes += [INTEGERS] if has_integers(graph) else []
         limit = STEPS * max([0.0, *rounded.values(), *(steps.get(label, 0.0) for label in outputs)])
@@ -129,9 +129,9 @@ class FileSubject:
         Twin(why="the model came as a .tflite file, without PyTorch").save(folder)
 
 
-def _disagreements(cost: Mapping[str, float]) -> list[str]:
+def _disagreements(cost: Mapping[str, float], steps: Mapping[str, float]) -> list[str]:
     """Where LiteRT's own CPU kernels differ by more than any rounding, in a sentence."""
-    apart = [f"{key} ({error:.2g})" for key, error in cost.items() if error > APART]
+    apart = [f"{key} ({error:.2g})" for key, error in cost.items() if error > max(APART, STEPS * steps.get(key, 0.0))]
     if not apart:
         return []
     some = ", ".join(apart[:5]) + (" ..." if len(apart) > 5 else "")
