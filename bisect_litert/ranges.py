@@ -36,7 +36,7 @@ class RangeFault:
     """Elements that became non-finite or zero."""
     elements: int
     gradual: bool = False
-    """Whether what is lost are digits, below the smallest number that fp16 holds with all of them, and not the value."""
+    """Whether what is lost are digits, below the smallest number that fp16 holds with all of them, not the value."""
 
     def sentence(self) -> str:
         """The finding, for people."""
