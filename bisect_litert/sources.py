@@ -10,6 +10,7 @@ import numpy as np
 
 from bisect_litert.errors import BisectError
 from bisect_litert.exported import ExportedModel, Node
+from bisect_litert.fingerprints import Fingerprints
 from bisect_litert.graph import Graph, Op
 from bisect_litert.owners import module_of
 from bisect_litert.record import Cause, Culprit
@@ -64,6 +65,10 @@ class Sources:
     _model: ExportedModel | None = field(default=None, init=False)
     _failed: bool = field(default=False, init=False)
     _values: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, init=False)
+    _near: dict[str, Fingerprints[str]] = field(default_factory=dict, init=False)
+    """Of those values, by module."""
+    _all: Fingerprints[int] | None = field(default=None, init=False)
+    """Of the graph's values."""
 
     def model(self) -> ExportedModel | None:
         """Returns the exported model; None when it cannot be exported."""
@@ -120,7 +125,9 @@ class Sources:
         return None
 
     def _held(self, value: np.ndarray) -> bool:
-        return any(same_value(value, other, CLOSE) for other in self.values.values())
+        if self._all is None:
+            self._all = Fingerprints(self.values)
+        return any(same_value(value, self.values[t], CLOSE) for t in self._all.near(value, CLOSE))
 
     def _place(self, owner: str, node: Node | None) -> Place:
         if node is None or self._model is None:
@@ -138,6 +145,7 @@ class Sources:
 
         if module not in self._values:
             self._values[module] = model.values(keep=inside)
+            self._near[module] = Fingerprints(self._values[module])
         values = self._values[module]
         return [(n, values[n.name]) for n in model.nodes() if n.name in values and not n.constant]
 
@@ -147,7 +155,8 @@ class Sources:
             return None
         name = self.graph.tensors[op.outputs[0]].name
         owner, named = module_of(name, self.modules, block), self._named(name, block)
-        fits = [n for n, v in nodes if same_value(v, value, CLOSE)]
+        near = set(self._near[block].near(value, CLOSE)) if nodes else ()
+        fits = [n for n, v in nodes if n.name in near and same_value(v, value, CLOSE)]
         # Reshapes and identities hold the value as well; the operator that made it comes first.
         fits.sort(key=lambda n: (n.module != owner, n.module not in named))
         return fits[0] if fits else None

@@ -15,6 +15,7 @@ from math import prod
 
 import numpy as np
 
+from bisect_litert.fingerprints import Fingerprints, distance, fingerprint, similar
 from bisect_litert.graph import Graph
 from bisect_litert.owners import levels, reaches
 
@@ -26,7 +27,6 @@ GroupNorm over half a million elements is off by 1.4e-4, a mean over 1.5 million
 own fp32 error is 2e-7."""
 NEAR = 10.0
 MAX_PERMUTED_RANK = 6
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Finder:
 
     def __init__(self, graph: Graph, values: Mapping[int, np.ndarray], near: float = NEAR) -> None:
         self._graph, self._values, self._near = graph, values, near
-        self._prints = {t: _fingerprint(v) for t, v in values.items() if t in graph.computed}
+        self._prints = Fingerprints({t: v for t, v in values.items() if t in graph.computed})
 
     def find(self, value: np.ndarray, module: str, tolerance: float) -> Partner | None:
         """Finds the tensor that holds a block's output.
@@ -95,15 +95,11 @@ class Finder:
         Returns:
             The best partner, or None when no tensor holds the value.
         """
-        graph, mine = self._graph, _fingerprint(value)
+        graph = self._graph
         fits: list[Partner] = []
-        for t, print_ in self._prints.items():
-            other = self._values[t]
+        for t in self._prints.near(value, max(tolerance, NAMED_TOLERANCE)):
             named = _names(graph.tensors[t].name, module) > 0
-            allowed = max(tolerance, NAMED_TOLERANCE) if named else tolerance
-            if other.size != value.size or other.dtype.kind != value.dtype.kind or not _similar(mine, print_, allowed):
-                continue
-            found = _match(value, other, allowed)
+            found = _match(value, self._values[t], max(tolerance, NAMED_TOLERANCE) if named else tolerance)
             if found is not None:
                 fits.append(Partner(t, *found, named))
         if not fits:
@@ -128,7 +124,7 @@ def same_value(value: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
     """Whether two tensors hold one value, up to a permutation of axes and a reshape."""
     if other.size != value.size or other.dtype.kind != value.dtype.kind:
         return False
-    return _similar(_fingerprint(value), _fingerprint(other), tolerance) and _match(value, other, tolerance) is not None
+    return find_layout(value, other, tolerance) is not None
 
 
 def _position(partner: Partner, graph: Graph) -> int:
@@ -150,44 +146,10 @@ def _names(tensor_name: str, module: str) -> int:
     return max(reaches(levels(part), path) for part in tensor_name.split(";;"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Print:
-    """What permutations and reshapes leave alone."""
-
-    nonfinite: int
-    norm: float
-    total: float
-    low: float
-    high: float
-
-
-def _fingerprint(values: np.ndarray) -> _Print:
-    flat = _open_ended(values).reshape(-1)
-    finite = flat[np.isfinite(flat)]
-    if not finite.size:
-        return _Print(flat.size, 0.0, 0.0, 0.0, 0.0)
-    return _Print(
-        flat.size - finite.size,
-        float(np.sqrt(finite @ finite)),
-        float(finite.sum()),
-        float(finite.min()),
-        float(finite.max()),
-    )
-
-
-def _similar(a: _Print, b: _Print, tolerance: float) -> bool:
-    if a.nonfinite != b.nonfinite:
-        return False
-    norm = max(a.norm, b.norm)
-    slack = 2 * tolerance * norm + 1e-30
-    # |sum| differs by at most sqrt(n) * ||difference||; the extremes by at most ||difference||.
-    return abs(a.norm - b.norm) <= slack and abs(a.low - b.low) <= slack and abs(a.high - b.high) <= slack
-
-
 def find_layout(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:
     """Returns the order of axes in which a tensor of the same size holds a value, and the relative L2 difference; None
     where it does not."""
-    if not _similar(_fingerprint(value), _fingerprint(other), tolerance):
+    if not similar(fingerprint(value), fingerprint(other), tolerance):
         return None
     return _match(value, other, tolerance)
 
@@ -198,17 +160,17 @@ def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layo
         np.linspace(0, flat.size - 1, min(SAMPLE, flat.size)).astype(np.int64) if flat.size else np.zeros(0, np.int64)
     )
     norm = float(np.linalg.norm(np.nan_to_num(flat[sample].astype(np.float64), posinf=0, neginf=0)))
-    whole = _fingerprint(other).norm
+    whole = fingerprint(other).norm
     best: tuple[Layout, float] | None = None
     for permutation in orders(value.shape):
         moved = value.transpose(permutation)
         picked = moved[np.unravel_index(sample, moved.shape)] if moved.ndim else moved.reshape(-1)
         if (
-            _distance(picked, flat[sample])
+            distance(picked, flat[sample])
             > 10 * tolerance * max(norm, whole * np.sqrt(sample.size / max(1, flat.size))) + 1e-30
         ):
             continue
-        error = _distance(moved.reshape(-1), flat)
+        error = distance(moved, flat)
         error = error / whole if whole else (0.0 if error == 0 else np.inf)
         # What holds in two orders up to fp32's noise (a symmetric matrix) is taken as it is.
         if error <= tolerance and (best is None or best[1] > max(10 * error, 1e-6)):
@@ -216,23 +178,6 @@ def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layo
             if error < 1e-7:
                 break
     return best
-
-
-def _open_ended(values: np.ndarray) -> np.ndarray:
-    """Float64, with float32's largest number taken for infinity: CPU kernels clamp sums to it, and masks are made of
-    either."""
-    wide = np.asarray(values, np.float64)
-    return np.where(np.abs(wide) >= FLOAT32_MAX, np.copysign(np.inf, wide), wide)
-
-
-def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    """L2 distance over finite pairs; infinite when the two differ in what is not finite."""
-    x, y = _open_ended(a).reshape(-1), _open_ended(b).reshape(-1)
-    fx, fy = np.isfinite(x), np.isfinite(y)
-    if not np.array_equal(fx, fy) or not np.array_equal(x[~fx], y[~fy], equal_nan=True):
-        return float(np.inf)
-    d = x[fx] - y[fx]
-    return float(np.sqrt(d @ d))
 
 
 def orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
