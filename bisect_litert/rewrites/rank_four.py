@@ -242,6 +242,26 @@ def _layer_norm(op: Op) -> Any:
     return wide(F.layer_norm(flat, shape, weight, bias, op["eps"]), op.node.shape)  # type: ignore[arg-type]
 
 
+@handles(TABLE, "group_norm")
+def _group_norm(op: Op) -> Any:
+    """What a converter makes of it repeats the statistics of a group; arithmetic need not."""
+    x, groups = op.tensor("input"), op["num_groups"]
+    if x.is_constant:
+        return NotImplemented
+    shape = tuple(x.shape)
+    rest = [*shape[2:], 1, 1][:2] if len(shape) < 5 else [-1, shape[-1]]
+    d = x.reshape(shape[0] * groups, shape[1] // groups, *rest)
+    d = d - d.mean((1, 2, 3), keepdim=True)
+    y = (d * torch.rsqrt((d * d).mean((1, 2, 3), keepdim=True) + op["eps"])).reshape(*shape)
+    channels = (1, shape[1], *[1] * (len(shape) - 2))
+    if op["weight"] is not None:
+        y = y * op.tensor("weight").reshape(*channels)
+    if op["bias"] is not None:
+        y = y + op.tensor("bias").reshape(*channels)
+    op.change("group_norm is taken apart at rank 4, so that its statistics are not expanded")
+    return wide(y, shape)
+
+
 @handles(TABLE, "scaled_dot_product_attention")
 def _attention(op: Op) -> Any:
     q, k, v, mask = op["query"], op["key"], op["value"], op.get("attn_mask")
