@@ -1,4 +1,4 @@
-"""Rewrites of what loses digits in fp16 are the same numbers in fp64, and right on the GPU where the original is not."""
+"""Rewrites of what loses digits are the same numbers in fp64, and right on the GPU where the original is not."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def sums(x: torch.Tensor) -> torch.Tensor:
 
 
 def index(x: torch.Tensor) -> torch.Tensor:
-    flat = torch.floor(x) * 128 + torch.floor(x * 7) + 3
+    flat = torch.floor(x) * 128 + torch.floor(x * 0.25) + 3
     return torch.remainder(flat, 128.0) + torch.floor(flat / 128.0)
 
 
 CASES: dict[str, tuple[str, Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]]]] = {
-    "layer norm of an offset": ("cancelling", lambda x: F.layer_norm(x + 1000, (64,)), lambda: (torch.randn(1, 9, 64),)),
+    "layer norm of an offset": ("cancelling", lambda x: F.layer_norm(x + 1e3, (64,)), lambda: (torch.randn(1, 9, 64),)),
     "softmax of an offset": ("cancelling", lambda x: torch.softmax(x + 500, -1), lambda: (torch.randn(1, 16, 64),)),
     "variance of an offset": ("cancelling", lambda x: (x - 700).var(-1), lambda: (torch.randn(1, 16, 64),)),
     "there and back": ("cancelling", lambda x: ((x + 1000.0) - 1000.0) * 1.5, lambda: (torch.randn(1, 16, 64),)),
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[], tuple[torch.Tensor,
     "a difference of sums": ("cancelling", sums, lambda: (torch.randn(1, 16, 64),)),
     "a mean of what repeats": ("cancelling", lambda x, y: (x + y).mean(-1, keepdim=True) - y,
                                lambda: (torch.randn(2, 8), torch.full((2, 1), 900.0))),
-    "index arithmetic": ("cancelling", index, lambda: (torch.rand(1, 16, 64) * 500,)),
+    "index arithmetic": ("cancelling", index, lambda: (torch.randint(0, 400, (1, 16, 64)) + 0.5,)),
     "a cumulative sum": ("block-sums", lambda x: x.cumsum(1) * 0.01, lambda: (torch.rand(1, 4096, 4) + 1,)),
     "a cumulative sum of odd length": ("block-sums", lambda x: x.cumsum(-1) * 0.01, lambda: (torch.rand(3, 999) + 1,)),
 }  # fmt: skip
@@ -85,7 +85,7 @@ def test_the_gpu_is_right(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     inputs, module = make(), Part(function)
     found = on_gpu({"before": module, "after": rewritten(rewrite, module, *inputs)}, inputs, tmp_path)
-    assert found["before"][0] > 5e-2
+    assert found["before"][0] > 2e-2
     assert found["after"][0] < 2e-3
 
 

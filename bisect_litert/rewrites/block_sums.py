@@ -18,14 +18,15 @@ from bisect_litert.rewrites.values import Value, true
 
 DOC = """The same computation with long sums accumulated in parts.
 
-In fp16 a running sum loses every addend that is less than 2^-12 of what has been summed so far. A cumulative sum over n
-elements is taken as one over blocks of about sqrt(n), and one over the blocks' totals, which is added to each block: no
-number takes part in more than 2 sqrt(n) additions. A matrix product is written as products of single elements and
-their SUM, which the GPU accumulates in fp32; where those are too many, the two halves of the vectors are mixed element
-by element, so that what cancels between them does so early.
+In fp16 a running sum loses every addend that is less than 2^-12 of what has been summed so far. A
+cumulative sum over n elements is taken as one over blocks of about sqrt(n), and one over the blocks'
+totals, which is added to each block: no number takes part in more than 2 sqrt(n) additions. A matrix
+product is written as products of single elements and their SUM, which the GPU accumulates in fp32; where
+those are too many, the two halves of the vectors are mixed element by element, so that what cancels between
+them does so early.
 
-Limits: products of single elements take rows * columns * n numbers of memory, for a moment. Mixed halves help only
-where the two halves cancel.
+Limits: products of single elements take rows * columns * n numbers of memory, for a moment. Mixed halves
+help only where the two halves cancel.
 """
 SHORT = 64
 """Elements of a sum that is left as it is."""

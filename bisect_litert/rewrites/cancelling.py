@@ -20,11 +20,12 @@ from bisect_litert.rewrites.values import Value, true
 
 DOC = """The same computation without the terms that cancel.
 
-fp16 has 11 bits: x + 1000 keeps x to the nearest half, and subtracting 1000 again does not bring the rest back. So sums
-are followed as sums of terms, c1 * t1 + c2 * t2 + ... + offset, through sums, factors, means and squares, and where
-terms cancel the result is computed from what is left. Three more identities do the same: mean(t^2) - mean(t)^2 is
-mean((t - mean(t))^2); a softmax, a variance and a LayerNorm do not see what is the same along their axis; and
-remainder(c * k + t, m) is remainder(t, m) for whole numbers k where m divides c.
+fp16 has 11 bits: x + 1000 keeps x to the nearest half, and subtracting 1000 again does not bring the rest
+back. So sums are followed as sums of terms, c1 * t1 + c2 * t2 + ... + offset, through sums, factors, means
+and squares, and where terms cancel the result is computed from what is left. Three more identities do the
+same: mean(t^2) - mean(t)^2 is mean((t - mean(t))^2); a softmax, a variance and a LayerNorm do not see what
+is the same along their axis; and remainder(c * k + t, m) is remainder(t, m) for whole numbers k where m
+divides c.
 
 Limits: what is lost before the module, in a tensor that comes in with a large offset, is not brought back.
 """

@@ -16,8 +16,8 @@ from bisect_litert.rewrites.values import Value
 
 DOC = """The same computation with a clamp to [0, 1] written as relu6(6 x) / 6.
 
-A clamp to [0, 1] is converted to RELU_0_TO_1, which the GPU refuses; RELU6 it has. (relu(x) - relu(x - 1) is the same
-on paper, but x - (x - 1) is 0 or 2 in fp16 from 2^11 on.)
+A clamp to [0, 1] is converted to RELU_0_TO_1, which the GPU refuses; RELU6 it has. (relu(x) - relu(x - 1)
+is the same on paper, but x - (x - 1) is 0 or 2 in fp16 from 2^11 on.)
 
 Limits: two roundings more.
 """

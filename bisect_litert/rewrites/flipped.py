@@ -15,9 +15,9 @@ from bisect_litert.rewrites.values import Value
 
 DOC = """The same computation with the last axis flipped as the one before the last.
 
-The GPU flips the last axis of a tensor of rank 3 or 4 wrongly, and other axes rightly. So a flip along any axis is one
-along the third axis of (1, before, axis, behind): the same numbers in the same places. Behind the last axis there is
-one element, so it is (1, before, axis, 1).
+The GPU flips the last axis of a tensor of rank 3 or 4 wrongly, and other axes rightly. So a flip along any
+axis is one along the third axis of (1, before, axis, behind): the same numbers in the same places. Behind
+the last axis there is one element, so it is (1, before, axis, 1).
 
 Limits: none.
 """

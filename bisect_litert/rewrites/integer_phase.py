@@ -20,13 +20,13 @@ from bisect_litert.rewrites.values import Value, true
 
 DOC = """The same computation with the angles of integer positions counted in whole 2^-32 parts of a turn.
 
-fp16 keeps no integer above 2048 exactly, and an angle of thousands of radians to a radian at best. An angle n * f with
-an integer n is n * round(f / 2 pi * 2^32) parts of a turn; 32-bit integers are multiplied exactly and wrap around at
-2^32, one whole turn, which leaves sine and cosine as they are. Its upper 16 bits, and its lower ones as a fraction, are
-an angle between -pi and pi that fp16 holds to 11 bits.
+fp16 keeps no integer above 2048 exactly, and an angle of thousands of radians to a radian at best. An angle
+n * f with an integer n is n * round(f / 2 pi * 2^32) parts of a turn; 32-bit integers are multiplied
+exactly and wrap around at 2^32, one whole turn, which leaves sine and cosine as they are. Its upper 16
+bits, and its lower ones as a fraction, are an angle between -pi and pi that fp16 holds to 11 bits.
 
-Limits: the positions have to come in as integers: as floats they are rounded before anything is computed. The angle is
-exact to n * 2^-33 of a turn, which is finer than fp32 has it from n = 4 on.
+Limits: the positions have to come in as integers: as floats they are rounded before anything is computed.
+The angle is exact to n * 2^-33 of a turn, which is finer than fp32 has it from n = 4 on.
 """
 TABLE: Table = {}
 _MOVES = "view reshape _unsafe_view unsqueeze squeeze flatten transpose permute slice select clone contiguous expand"

@@ -17,8 +17,8 @@ from bisect_litert.rewrites.values import Value
 
 DOC = """The same computation with rows picked by slices instead of by index.
 
-x[:, [0, 3, 1]] is converted to GATHER_ND, which the GPU refuses. The indices are known beforehand, so every run of
-indices at one distance is a slice, and the slices are concatenated.
+x[:, [0, 3, 1]] is converted to GATHER_ND, which the GPU refuses. The indices are known beforehand, so every
+run of indices at one distance is a slice, and the slices are concatenated.
 
 Limits: indices that depend on the input stay as they are; so do those that fall into more than 256 runs.
 """

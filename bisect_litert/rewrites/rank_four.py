@@ -21,11 +21,11 @@ from bisect_litert.rewrites.wide import MOST, Wide, around, copies, flat_of, per
 
 DOC = """The same computation with at most four axes at a time, and with copies concatenated.
 
-The GPU refuses tensors of more than four axes, and BROADCAST_TO. A reshape to five axes changes no number and no order,
-so it is left out; a permutation of many axes is a few transpositions of two blocks of axes with what lies around them,
-(before, a, b, behind) to (before, b, a, behind); what runs along one axis runs on (before, axis, behind). An axis of 1
-that is expanded is concatenated from copies, which are as many numbers as the expanded tensor has. Nothing is computed
-otherwise, so the result is the same bit for bit.
+The GPU refuses tensors of more than four axes, and BROADCAST_TO. A reshape to five axes changes no number
+and no order, so it is left out; a permutation of many axes is a few transpositions of two blocks of axes
+with what lies around them, (before, a, b, behind) to (before, b, a, behind); what runs along one axis runs
+on (before, axis, behind). An axis of 1 that is expanded is concatenated from copies, which are as many
+numbers as the expanded tensor has. Nothing is computed otherwise, so the result is the same bit for bit.
 
 Limits: none but memory, which copies take.
 """

@@ -18,8 +18,8 @@ from bisect_litert.rewrites.wide import copies
 
 DOC = """The same computation with reflected and replicated borders concatenated from slices.
 
-Some of these paddings are converted to GATHER_ND, which the GPU refuses. A border is made of single rows of the tensor,
-sliced out and concatenated in the order they are wanted in.
+Some of these paddings are converted to GATHER_ND, which the GPU refuses. A border is made of single rows of
+the tensor, sliced out and concatenated in the order they are wanted in.
 
 Limits: one slice for each row of a reflected border.
 """
