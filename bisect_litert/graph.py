@@ -215,25 +215,33 @@ class Graph:
         return frozenset(live)
 
     def constant(self, index: int) -> np.ndarray | None:
-        """Returns a constant float32, int32 or int64 tensor's value, or None for anything else."""
+        """Returns a constant float32, int32 or int64 tensor's value, read-only, or None for anything else."""
         tensor = self.tensors[index]
         dtype = {"FLOAT32": np.float32, "INT32": np.int32, "INT64": np.int64}.get(tensor.dtype)
         if not tensor.constant or dtype is None:
             return None
-        data = self.model.buffers[self.subgraph.tensors[index].buffer].data
-        return np.frombuffer(bytes(data), dtype=dtype).reshape(tensor.shape)
+        return self._raw(index).view(dtype).reshape(tensor.shape)
 
     def real_constant(self, index: int) -> np.ndarray | None:
         """Returns the real numbers that a constant holds, float32; None for what is no constant, or holds none."""
         tensor = self.tensors[index]
         if not tensor.constant or not (tensor.is_real or tensor.dtype == "FLOAT16"):
             return None
-        data = np.frombuffer(bytes(self.model.buffers[self.subgraph.tensors[index].buffer].data), np.uint8)
+        data = self._raw(index)
         if tensor.dtype == "INT4":
             return tensor.real(unpack_int4(data, tensor.size).reshape(tensor.shape))
         dtype = {"FLOAT32": np.float32, "FLOAT16": np.float16, **_INTEGERS}[tensor.dtype]
         stored = data.view(dtype).reshape(tensor.shape)
         return tensor.real(stored).astype(np.float32)
+
+    def _raw(self, index: int) -> np.ndarray:
+        """A constant's bytes where they lie, in the file as a rule: large weights are not to be held twice."""
+        data = self.model.buffers[self.subgraph.tensors[index].buffer].data
+        raw: np.ndarray = data.view(np.uint8) if isinstance(data, np.ndarray) else np.frombuffer(bytes(data), np.uint8)
+        raw = raw if raw.flags.c_contiguous else raw.copy()
+        raw = raw.view()
+        raw.flags.writeable = False
+        return raw
 
     def option(self, op: Op, name: str) -> Any:
         """Returns a builtin option of an op, such as BATCH_MATMUL's "adjY"; None when it has none of that name."""

@@ -145,6 +145,10 @@ class TorchReference:
             forced = self._forced(model, values)
         return forced
 
+    def forget64(self) -> None:
+        """Lets go of the float64 copy, which takes twice the model's memory; it is made again when asked for."""
+        self._double = None
+
     def repeatable(self) -> str:
         """Runs again, from another seed, and returns a sentence on what came out different, or "".
 

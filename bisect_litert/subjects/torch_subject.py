@@ -157,6 +157,7 @@ class TorchSubject:
         truth = self.truth
         double = self._torch.run64()
         forced = self._torch.force64(truth.taps) if double else None
+        self._torch.forget64()
         if double is None or forced is None:
             return {}, {}
         local = {**differences(forced.taps, truth.taps), **differences(forced.outputs, truth.outputs)}
