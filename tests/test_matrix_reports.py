@@ -17,7 +17,7 @@ from rich.console import Console
 from test_matrix_baseline import DIFF, OK, PARTIAL, REJECT, SKIP, T_SKIP, failed, matrix
 
 from bisect_litert.matrix.baseline import Baseline
-from bisect_litert.matrix.reports import junit, markdown, page, spreadsheet, terminal, words
+from bisect_litert.matrix.reports import junit, markdown, page, pictures, spreadsheet, terminal, words
 from bisect_litert.matrix.store import Store
 from bisect_litert.matrix.table import Cell, Code, Matrix, MatrixFileError
 from bisect_litert.reports import write_all
@@ -138,6 +138,8 @@ def test_the_page_is_one_file_that_fetches_nothing(whole: Matrix, tmp_path: Path
     folder = tmp_path / "cells" / "m1" / "t"
     (folder / "run").mkdir(parents=True)
     write_all(sample_record.overflow(), folder / "run")
+    pictures.shrink(folder / "run" / "divergence.png", folder / "plot.png")
+    assert 0 < (folder / "plot.png").stat().st_size < (folder / "run" / "divergence.png").stat().st_size
     cells = tuple(replace(c, folder=f"cells/{c.model}/t", size=1000) if c.model == "m1" else c for c in whole.cells)
     text = page.render(replace(whole, cells=cells), tmp_path)
     shown = Page(text)
@@ -152,6 +154,13 @@ def test_the_page_is_one_file_that_fetches_nothing(whole: Matrix, tmp_path: Path
     assert len(text) < 400_000
     assert "prefers-color-scheme: dark" in text
     assert "position: sticky" in text
+
+
+def test_a_plot_that_is_none_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_text("no picture")
+    for name in ("bad.png", "missing.png"):
+        pictures.shrink(tmp_path / name, tmp_path / "plot.png")
+        assert pictures.data_uri(tmp_path / "plot.png") == ""
 
 
 def test_names_from_outside_do_no_harm() -> None:

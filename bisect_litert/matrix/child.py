@@ -23,9 +23,11 @@ from bisect_litert.errors import BisectError
 from bisect_litert.matrix import states
 from bisect_litert.matrix.content import ReadFiles
 from bisect_litert.matrix.plan import Model, Target
+from bisect_litert.matrix.reports import pictures
 from bisect_litert.matrix.store import LOG_FILE, RUN_FOLDER
-from bisect_litert.matrix.table import Cell
+from bisect_litert.matrix.table import Cell, Code
 from bisect_litert.record import json_converter
+from bisect_litert.reports import PLOT_FILE
 from bisect_litert.request import Progress
 
 ANSWER_FILE = "answer.json"
@@ -81,6 +83,8 @@ def _cell(errand: Errand, target: Target, place: Path) -> Answer:
 
         record = run_bisection(model.request(target, folder, place / RUN_FOLDER, python), stage)
         cell = states.from_record(model.name, target, record)
+        if cell.code is not Code.T_SKIP:  # which would show what stood in
+            pictures.shrink(place / RUN_FOLDER / PLOT_FILE, place / pictures.SMALL_FILE)
     except BisectError as error:
         print(f"error: {error.message}\n{error.hint}\n{error.detail}", file=sys.stderr)
         cell = states.from_error(model.name, target, stage.name, error)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bisect_litert.matrix.reports import pictures, words
 from bisect_litert.matrix.table import FAILED, JUDGED, LEGEND, Cell, Code, Matrix
-from bisect_litert.reports import PLOT_FILE, REPORT_FILE, formats
+from bisect_litert.reports import REPORT_FILE, formats
 
 _SIGNS = {
     Code.OK: "✓",
@@ -162,7 +162,7 @@ def _detail(matrix: Matrix, cell: Cell, folder: Path) -> Iterator[str]:
     if cell.notes:
         yield f'<ul class="notes">{"".join(f"<li>{_text(note)}</li>" for note in cell.notes)}</ul>'
     yield "</div>"
-    plot = pictures.data_uri(folder / cell.run / PLOT_FILE) if cell.run and cell.code is not Code.T_SKIP else ""
+    plot = pictures.data_uri(folder / cell.folder / pictures.SMALL_FILE) if cell.folder else ""
     if plot:
         alt = f"Error by depth of {cell.model} on {cell.target}"
         yield f'<img src="{plot}" alt="{_text(alt)}" loading="lazy">'

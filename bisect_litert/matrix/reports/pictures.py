@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import base64
-import io
 from functools import lru_cache
 from pathlib import Path
 
+SMALL_FILE = "plot.png"
 COLOURS = 48
+
+
+def shrink(plot: Path, small: Path) -> None:
+    """Writes a plot in fewer colours, once for all pages that will show it; nothing where there is no plot."""
+    from PIL import Image
+
+    try:
+        with Image.open(plot) as image:
+            image.convert("RGB").quantize(COLOURS).save(small, "PNG", optimize=True)
+    except (OSError, ValueError):
+        small.unlink(missing_ok=True)
 
 
 def data_uri(path: Path) -> str:
@@ -22,19 +33,6 @@ def data_uri(path: Path) -> str:
 @lru_cache(maxsize=1024)
 def _data_uri(path: Path, _size: int, _modified: int) -> str:
     try:
-        data = path.read_bytes()
+        return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
     except OSError:
         return ""
-    return f"data:image/png;base64,{base64.b64encode(_smaller(data)).decode('ascii')}"
-
-
-def _smaller(data: bytes) -> bytes:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            file = io.BytesIO()
-            image.convert("RGB").quantize(COLOURS).save(file, "PNG", optimize=True)
-    except (OSError, ValueError):
-        return data
-    return min(data, file.getvalue(), key=len)
