@@ -100,6 +100,16 @@ def test_what_holds_for_all_targets_is_said_once() -> None:
     assert "on cpu, gpu" in text
 
 
+def test_what_was_refused_stands_there() -> None:
+    refused = "SLICE x9: rank > 4"
+    cells = [replace(PARTIAL, target=t, refused=refused, summary=f"right on {t}") for t in ("gpu", "gpu-fp32")]
+    text = markdown.render(matrix(*cells))
+    assert text.count("SLICE x9") == 1
+    assert "on gpu, gpu-fp32: PARTIAL 6/10" in text
+    assert "SLICE x9" in page.render(matrix(*cells), Path("none"))
+    assert "The GPU refuses" not in markdown.render(matrix(PARTIAL))
+
+
 def test_json_comes_back_as_it_was(whole: Matrix, tmp_path: Path) -> None:
     whole = replace(whole, changes=Baseline(matrix(OK)).changes(whole))
     (tmp_path / "matrix.json").write_text(whole.to_json())

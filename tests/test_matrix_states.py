@@ -22,7 +22,7 @@ from bisect_litert.errors import (
 from bisect_litert.matrix import states
 from bisect_litert.matrix.plan import KNOWN_TARGETS
 from bisect_litert.matrix.table import Code
-from bisect_litert.record import Cause, OutputResult, Placement, RunRecord
+from bisect_litert.record import Cause, OutputResult, Placement, Refusal, RunRecord
 
 GPU, EMULATED = KNOWN_TARGETS["gpu"], KNOWN_TARGETS["emulated"]
 
@@ -67,6 +67,14 @@ def test_a_run_with_a_culprit() -> None:
     assert cell.summary == record.verdict.summary
     assert first.source in cell.where
     assert cell.device == record.placement.adapter
+
+
+def test_what_the_gpu_refused_is_kept_short() -> None:
+    refusals = tuple(Refusal(f"OP_{i}", "too many axes.", i) for i in range(1, 12))
+    record = replace(sample_record.healthy(), placement=Placement("Mali", 3, 66, "3 of 69", refusals))
+    cell = states.from_record("m", GPU, record)
+    assert cell.refused.startswith("OP_1 x1: too many axes; OP_2 x2")
+    assert cell.refused.endswith("OP_8 x8: too many axes; 3 more")
 
 
 def test_what_stood_in_for_a_gpu_is_no_verdict_on_it() -> None:

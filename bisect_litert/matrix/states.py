@@ -19,7 +19,7 @@ from bisect_litert.errors import (
 )
 from bisect_litert.matrix.plan import Target
 from bisect_litert.matrix.table import Cell, Code
-from bisect_litert.record import Cause, Comparison, Culprit, RunRecord
+from bisect_litert.record import Cause, Comparison, Culprit, Placement, RunRecord
 from bisect_litert.reports.outcome import exit_code, is_emulated
 
 BETWEEN = "between"
@@ -28,6 +28,10 @@ LOADING = ("load model", "torch")
 """Stages in which only PyTorch works; whatever ends them is no conversion's fault."""
 CONVERTING = ("convert",)
 _NO_GPU = "The emulated fp16 run stands in", "The run on the CPU stands in"
+
+
+_REFUSALS = 8
+"""More of them are only counted; the run folder has all."""
 
 
 def from_record(model: str, target: Target, record: RunRecord) -> Cell:
@@ -45,6 +49,7 @@ def from_record(model: str, target: Target, record: RunRecord) -> Cell:
         where=_where(culprit) if culprit else "",
         gpu_ops=place.gpu_ops,
         ops=place.gpu_ops + place.cpu_ops,
+        refused=_refused(place),
         summary=verdict.summary,
         advice=verdict.next_step,
         device=_device(record),
@@ -111,6 +116,12 @@ def _where(culprit: Culprit) -> str:
     else:
         what = f"{op.type} (op {op.index})" if op else culprit.operator
     return ", ".join(part for part in (what, culprit.source) if part)
+
+
+def _refused(place: Placement) -> str:
+    told = [f"{r.op} x{r.count}: {r.reason.rstrip('.')}" for r in place.refusals[:_REFUSALS]]
+    more = len(place.refusals) - _REFUSALS
+    return "; ".join([*told, *([f"{more} more"] if more > 0 else [])])
 
 
 def _device(record: RunRecord) -> str:

@@ -74,6 +74,8 @@ class Cell:
     gpu_ops: int = 0
     ops: int = 0
     """Ops in the graph as the delegate counts them; 0 when no GPU ran it."""
+    refused: str = ""
+    """Ops that the GPU refused, with its reasons: "SLICE x9: Slicing is unsupported for input with rank > 4"."""
     summary: str = ""
     """The verdict, or what went wrong, in sentences."""
     advice: str = ""

@@ -71,10 +71,16 @@ def _found(matrix: Matrix) -> Iterator[str]:
     for finding in found:
         cell = finding.cell
         yield ""
-        yield f"**{_text(cell.model)}** on {_text(', '.join(finding.targets))}: {_text(words.line(cell))}  "
-        yield f"{_text(cell.summary)}" + (f" ({_code(cell.where)})" if cell.where else "")
+        yield f"**{_text(cell.model)}** on {_text(', '.join(finding.targets))}: {_text(_head_of(finding))}  "
+        yield f"{_text(finding.text)}" + (f" ({_code(cell.where)})" if cell.where else "")
         if cell.advice and cell.code is Code.DIFF:
             yield f"*Next:* {_text(cell.advice)}"
+
+
+def _head_of(finding: words.Finding) -> str:
+    """The cell in words; where it stands for others too, without the number that is its own."""
+    alone = len(finding.targets) == 1
+    return words.line(finding.cell) if alone else words.code(finding.cell)
 
 
 def _numbers(matrix: Matrix) -> Iterator[str]:

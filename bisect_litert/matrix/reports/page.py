@@ -151,6 +151,8 @@ def _detail(matrix: Matrix, cell: Cell, folder: Path) -> Iterator[str]:
     yield f'<div class="detail" id="{_anchor(*cell.key)}"><div class="facts">'
     if cell.summary:
         yield f"<p>{_text(cell.summary)}</p>"
+    if cell.refused:
+        yield f"<p>The GPU refuses {_text(cell.refused)}.</p>"
     if cell.advice and cell.code is not Code.OK:
         yield f'<p class="next"><b>Next.</b> {_text(cell.advice)}</p>'
     if change is not None:

@@ -9,7 +9,7 @@ from bisect_litert.matrix.table import Cell, Matrix
 
 COLUMNS = (
     "model", "target", "device", "runtime", "code", "cause", "block", "more", "where", "relative_l2", "correlation",
-    "nonfinite", "gpu_ops", "ops", "seconds", "size", "sha256", "started", "folder", "exit_code", "summary",
+    "nonfinite", "gpu_ops", "ops", "seconds", "size", "sha256", "started", "folder", "exit_code", "refused", "summary",
 )  # fmt: skip
 
 

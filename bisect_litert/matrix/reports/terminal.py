@@ -50,7 +50,7 @@ def render(matrix: Matrix, console: Console, folder: Path) -> None:
         console.print()
     for finding in found:
         head = f"{finding.cell.model} on {', '.join(finding.targets)}: "
-        _say(console, Text.assemble((head, "bold"), finding.cell.summary))
+        _say(console, Text.assemble((head, "bold"), finding.text))
     if matrix.changes is not None:
         console.print()
         worse = [c for c in matrix.changes if c.worse]

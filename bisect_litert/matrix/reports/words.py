@@ -52,17 +52,29 @@ class Finding:
 
     cell: Cell
     targets: tuple[str, ...]
+    text: str
 
 
 def findings(matrix: Matrix) -> list[Finding]:
     """Returns what there is to say, each thing once: a model that does not load says so on every target."""
     found: dict[tuple[str, Code, str], Finding] = {}
     for cell in matrix.cells:
-        if cell.code not in (Code.OK, Code.PARTIAL, Code.OPEN):
-            key = (cell.model, cell.code, cell.summary)
-            known = found.get(key, Finding(cell, ()))
-            found[key] = Finding(known.cell, (*known.targets, cell.target))
+        text = explanation(cell)
+        if text:
+            key = (cell.model, cell.code, text)
+            known = found.get(key, Finding(cell, (), text))
+            found[key] = Finding(known.cell, (*known.targets, cell.target), text)
     return list(found.values())
+
+
+def explanation(cell: Cell) -> str:
+    """Returns what a cell's code leaves unsaid: the verdict, or what the GPU refused; empty where all is well."""
+    refused = f"The GPU refuses {cell.refused}." if cell.refused else ""
+    if cell.code is Code.PARTIAL:
+        return refused
+    if cell.code is Code.REJECT:
+        return " ".join(part for part in (cell.summary, refused) if part)
+    return "" if cell.code in (Code.OK, Code.OPEN) else cell.summary
 
 
 def size(size: int) -> str:
