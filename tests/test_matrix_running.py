@@ -222,7 +222,8 @@ def test_the_table_is_rewritten_after_every_cell(tmp_path: Path) -> None:
     assert seen == [{"a": ["OK", "OPEN"]}, {"a": ["OK", "DIFF"]}]
 
 
-def test_ctrl_c_keeps_what_is_finished_and_the_next_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_keeps_what_is_finished_and_the_next_run_goes_on(tmp_path: Path, sent: signal.Signals) -> None:
     (tmp_path / "models.toml").write_text(
         textwrap.dedent(
             """
@@ -253,7 +254,7 @@ sys.exit(main(["matrix", "models.toml", "--out", "out"]))
     for _ in range(3):
         assert process.stderr.readline().startswith("[")
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=30)
     assert process.returncode == ExitCode.CANNOT_TEST
     assert "goes on from there" in err

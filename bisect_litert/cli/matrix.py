@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import click
@@ -58,6 +59,8 @@ def matrix(
     from bisect_litert.matrix.running import MatrixStopped, Wishes, run_matrix
     from bisect_litert.matrix.table import Matrix
 
+    # What ends a job of CI is no reason to lose more than Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked = plans.read(plan)
     before = Baseline(Matrix.load(baseline), factor) if baseline else None
     folder = out or Path(f"bisect-matrix-{plan.stem}")
