@@ -55,6 +55,12 @@ CASES: dict[str, tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = {
     "circular": ("reflection", lambda x: F.pad(x, (2, 1, 1, 3), mode="circular"), [(1, 4, 8, 9)]),
     "picked": ("picked-rows", lambda x: x[:, [0, 3, 1, 2, 4, 6]], [(1, 8, 6)]),
     "picked to a square": ("picked-rows", lambda x: x[:, torch.tensor([[0, 7], [-1, 2]])], [(1, 8, 6)]),
+    "sampled": ("grid-sampling", lambda x, g: F.grid_sample(x, g, align_corners=False), [(2, 3, 8, 7), (2, 4, 5, 2)]),
+    "sampled, aligned": ("grid-sampling", lambda x, g: F.grid_sample(x, g, padding_mode="border", align_corners=True),
+                         [(1, 3, 8, 7), (1, 4, 5, 2)]),
+    "resized": ("nearest-resize", lambda x: F.interpolate(x, size=(11, 13), mode="nearest"), [(2, 4, 7, 9)]),
+    "resized by a factor": ("nearest-resize", lambda x: F.interpolate(x, scale_factor=1.7), [(2, 4, 7, 9)]),
+    "resized exactly": ("nearest-resize", lambda x: F.interpolate(x, size=5, mode="nearest-exact"), [(1, 4, 7, 9)]),
     "flipped": ("flipped", lambda x: x.flip(-1), [(1, 8, 6)]),
     "flipped twice": ("flipped", lambda x: x.flip(-1, 1), [(1, 3, 5, 6)]),
     "a sum and its mean": ("returned-copies", lambda x, y: ((x + y).mean(1), x + y), [(1, 10, 32), (1, 10, 32)]),
@@ -75,7 +81,7 @@ def test_the_numbers_are_the_same(name: str) -> None:
     new = rewritten(rewrite, module, *inputs)
     for wanted, got in zip(leaves(module(*inputs)), leaves(new(*inputs)), strict=True):
         assert got.shape == wanted.shape
-        torch.testing.assert_close(got, wanted, rtol=2e-7, atol=1e-7)  # relu6(6 x) / 6 rounds, and so do sums
+        torch.testing.assert_close(got, wanted, rtol=2e-7, atol=1e-7)  # sums and relu6(6 x) / 6 round
     doubles = [x.double() for x in inputs]
     assert difference(module(*doubles), new.double()(*doubles)) < 1e-15
 
@@ -127,15 +133,15 @@ def test_indices_that_depend_on_the_input_stay() -> None:
     assert proposals("picked-rows", Part(lambda x, at: x[:, at]), x, at) == []
 
 
-GPU = ["grouped queries", "windows", "clamped", "reflected line", "picked", "flipped", "a sum and its mean",
-       "one tensor twice"]  # fmt: skip
+GPU = ["grouped queries", "windows", "clamped", "sampled", "resized", "reflected line", "picked",
+       "flipped", "a sum and its mean", "one tensor twice"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GPU)
 def test_the_gpu_takes_it_and_is_right(name: str, tmp_path: Path) -> None:
     rewrite, module, inputs = case(name)
     if len(leaves(module(*inputs))) == 1:
-        module = Part(lambda x, f=module: f(x) * 1.5)  # so that the refused op is not the only one
+        module = Part(lambda *x, f=module: f(*x) * 1.5)  # so that the refused op is not the only one
     new = rewritten(rewrite, module, *inputs)
     found = on_gpu({"before": module, "after": new}, tuple(inputs), tmp_path)
     error, refused = found["before"]

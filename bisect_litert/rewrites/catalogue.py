@@ -31,6 +31,8 @@ NAMES = (
     "reflection",
     "picked_rows",
     "flipped",
+    "grid_sampling",
+    "nearest_resize",
     "returned_copies",
 )
 
