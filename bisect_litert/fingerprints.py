@@ -5,16 +5,16 @@ Everything is computed in pieces, so that no tensor is ever copied whole, and co
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from bisect_litert.pieces import flat_pieces, pairs
+
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-CHUNK = 1 << 18
-"""Elements computed with at a time: two megabytes in float64, which stay in the processor's cache."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -59,7 +59,8 @@ class Fingerprints(Generic[K]):
 def fingerprint(values: np.ndarray) -> Fingerprint:
     """Returns a tensor's fingerprint."""
     nonfinite, power, low, high = 0, 0.0, inf, -inf
-    for wide in _pieces(values):
+    for piece in flat_pieces(values):
+        wide = _widened(piece)
         least, most = float(wide.min()), float(wide.max())
         if not (least > -inf and most < inf):  # NaN compares as neither
             finite = wide[np.isfinite(wide)]
@@ -83,10 +84,9 @@ def similar(a: Fingerprint, b: Fingerprint, tolerance: float) -> bool:
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
     """L2 distance of two tensors of one size over finite pairs; infinite when they differ in what is not finite."""
-    power, done, right = 0.0, 0, b.reshape(-1)
-    for x in _pieces(a):
-        y = _widened(right[done : done + x.size])
-        done += x.size
+    power = 0.0
+    for left, right in pairs(a, b):
+        x, y = _widened(left), _widened(right)
         with np.errstate(invalid="ignore"):  # infinities of one sign
             d = x - y
         piece = float(d @ d)
@@ -100,10 +100,6 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return sqrt(power)
 
 
-def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
-    return map(_widened, flat_pieces(values))
-
-
 def _widened(piece: np.ndarray) -> np.ndarray:
     """Float64, with float32's largest number taken for infinity: CPU kernels clamp sums to it, and masks are made of
     either."""
@@ -112,20 +108,3 @@ def _widened(piece: np.ndarray) -> np.ndarray:
     if beyond.any():
         wide[beyond] = np.copysign(inf, wide[beyond])
     return wide
-
-
-def flat_pieces(values: np.ndarray, size: int = CHUNK) -> Iterator[np.ndarray]:
-    """Yields a tensor's elements in its own order, in pieces; a permuted view is not copied whole."""
-    if values.flags.c_contiguous or values.size <= size:
-        flat = values.reshape(-1)
-        for start in range(0, flat.size, size):
-            yield flat[start : start + size]
-        return
-    inner = values[0].size
-    if inner <= size:
-        rows = max(1, size // inner)
-        for start in range(0, len(values), rows):
-            yield values[start : start + rows].reshape(-1)
-        return
-    for part in values:
-        yield from flat_pieces(part, size)

@@ -1,16 +1,20 @@
-"""Tensors compared: one pass in float64 over chunks, with everything non-finite counted and nothing replaced."""
+"""Tensors compared: one pass in float64 over pieces, with everything non-finite counted and nothing replaced."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from math import inf, isnan, log10, nan, sqrt
+from math import inf, isnan, nan, sqrt
 
 import numpy as np
 
+from bisect_litert.pieces import PIECE, flat_pieces, pairs
 from bisect_litert.record import Comparison
+from bisect_litert.totals import FP16_MAX, Totals
 
-FP16_MAX = 65504.0
+__all__ = ["FP16_MAX", "FP16_NORMAL", "FP16_UNIT", "compare", "compare_by_scale", "out_of_line", "true_infinities"]
+
 FP16_UNIT = 2.0**-11
 """Largest relative error of rounding to fp16's 11 significant bits (IEEE 754-2019, binary16): half a unit in the last
 place."""
@@ -22,7 +26,11 @@ open."""
 SMALL_SIDE = 4
 """Different numbers that a smaller scale has at least: of normal numbers, the smallest one alone is 64 times below all
 others in 1 tensor of 80, whatever its size; the smallest four are in 1 of 16 million."""
-CHUNK = 1 << 20
+SAMPLED = 1 << 12
+"""Elements that show whether a tensor could hold two scales at all; a side of one in a hundred is missed once in 10**17
+times."""
+OCTAVES = 40
+"""From 2**-20 to above 65504."""
 
 
 def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
@@ -40,16 +48,26 @@ def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) ->
     Raises:
         ValueError: The sizes differ.
     """
+    return _compare(reference, target, unwritten)
+
+
+def _compare(
+    reference: np.ndarray, target: np.ndarray, unwritten: int = 0, within: tuple[float, float] | None = None
+) -> Comparison:
+    """As `compare`, of the elements whose reference's magnitude is `within` two numbers, the second one excluded."""
     if reference.size != target.size:
         raise ValueError(f"cannot compare {reference.shape} with {target.shape}")
-    ref_flat, out_flat = reference.reshape(-1), target.reshape(-1)
-    ref_power = sum(_power(ref_flat[i : i + CHUNK]) for i in range(0, ref_flat.size, CHUNK))
-    visible = 0.1 * sqrt(ref_power / ref_flat.size) if ref_flat.size else 0.0
-    t = _Totals()
-    for start in range(0, ref_flat.size, CHUNK):
-        t.add(ref_flat[start : start + CHUNK], out_flat[start : start + CHUNK], visible)
+    t = Totals(min(PIECE, reference.size))
+    for ref, out in _chosen(reference, target, within):
+        t.add(ref, out)
+    new_zeros = 0
+    if t.flushed:  # a second look, since what is visible is known only now
+        visible = np.float64(0.1 * sqrt(t.whole_power / t.elements))
+        for ref, out in _chosen(reference, target, within):
+            sizes = np.abs(ref)
+            new_zeros += int(np.count_nonzero((out == 0) & (sizes > visible) & (sizes < inf)))
     return Comparison(
-        elements=int(ref_flat.size),
+        elements=t.elements,
         relative_l2=t.relative_l2(),
         correlation=t.correlation(),
         snr_db=t.snr_db(),
@@ -61,10 +79,22 @@ def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) ->
         new_nonfinite=t.new_nonfinite,
         reference_nonfinite=t.ref_nonfinite,
         zeros=t.zeros,
-        new_zeros=t.new_zeros,
+        new_zeros=new_zeros,
         saturated=t.saturated,
         unwritten=unwritten,
     )
+
+
+def _chosen(
+    reference: np.ndarray, target: np.ndarray, within: tuple[float, float] | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for ref, out in pairs(reference, target):
+        if within is None:
+            yield ref, out
+        else:
+            sizes = np.abs(ref)
+            chosen = (sizes >= within[0]) & (sizes < within[1])
+            yield ref[chosen], out[chosen]
 
 
 def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
@@ -78,14 +108,13 @@ def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: in
     whole = compare(reference=reference, target=target, unwritten=unwritten)
     if reference.dtype.kind != "f" or reference.size < 2:
         return whole
-    sizes, out = np.abs(reference.reshape(-1)), target.reshape(-1)
-    held = sizes < FP16_MAX
-    cut = _gap(sizes)
-    if not held.any() or (cut is None and whole.reference_peak < FP16_MAX):
+    cut = _gap(reference)
+    if cut is None and whole.reference_peak < FP16_MAX:
         return whole
-    sides = [held] if cut is None else [sizes < cut, held & (sizes >= cut)]
-    flat = reference.reshape(-1)
-    parts = [compare(reference=flat[side], target=out[side]) for side in sides if side.any()]
+    sides = [(0.0, FP16_MAX)] if cut is None else [(0.0, cut), (cut, FP16_MAX)]
+    parts = [part for side in sides if (part := _compare(reference, target, within=side)).elements]
+    if not parts:
+        return whole
     worst = max(parts, key=lambda part: -1.0 if isnan(part.relative_l2) else part.relative_l2)
     return replace(
         whole,
@@ -97,26 +126,61 @@ def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: in
     )
 
 
-def _gap(sizes: np.ndarray) -> float | None:
+def _gap(values: np.ndarray) -> float | None:
     """Magnitude that parts a tensor's numbers in two scales, among those that fp16 holds with all its digits; None
     for one scale.
 
     Numbers that spread, as sums and products do, leave no gap. A side with fewer than one in a hundred is no scale of
     its own, nor are a few numbers that happen to be near zero.
     """
-    usual = sizes[(sizes >= FP16_NORMAL) & (sizes < FP16_MAX)]
-    if usual.size < 2:
-        return None
-    counts = np.bincount(np.frexp(usual)[1] + 20, minlength=40)
-    filled = np.flatnonzero(counts)
-    for low, high in pairwise(filled):
-        above = int(counts[high:].sum())
-        if high - low > GAP_OCTAVES and min(above, usual.size - above) * 100 >= usual.size:
-            cut = 2.0 ** (int(high) - 20 - 1)
-            # Rows that repeat, as padding makes them, repeat their number near zero too; fp16 tells them from others.
-            if np.unique(usual[usual < cut].astype(np.float16)).size >= SMALL_SIDE:
-                return cut
+    if values.size > SAMPLED:
+        # A gap is one among any of the numbers, and both its sides are common enough to be among these.
+        some = values.reshape(-1)[np.random.default_rng(0).integers(0, values.size, SAMPLED)]
+        if not _cuts(_octaves(some)):
+            return None
+    counts = sum((_octaves(piece) for piece in flat_pieces(values)), np.zeros(OCTAVES, np.int64))
+    for cut, above in _cuts(counts):
+        if min(above, counts.sum() - above) * 100 >= counts.sum() and _several_below(values, cut):
+            return cut
     return None
+
+
+def _octaves(values: np.ndarray) -> np.ndarray:
+    """Counts magnitudes by octave, from 2**-20 on; those that fp16 does not hold with all digits are left out."""
+    sizes = np.abs(values)
+    if values.dtype != np.float32:
+        usual = sizes[(sizes >= FP16_NORMAL) & (sizes < FP16_MAX)]
+        return np.bincount(np.frexp(usual)[1] + 20, minlength=OCTAVES)
+    # The exponents as they are stored: 127 for [1, 2), which is octave 21 here.
+    counts = np.bincount(sizes.view(np.uint32) >> 23, minlength=256)[106 : 106 + OCTAVES]
+    counts[:7] = 0
+    if counts[36]:
+        counts[36] -= np.count_nonzero((sizes >= FP16_MAX) & (sizes < 2.0**16))
+    counts[37:] = 0
+    return counts
+
+
+def _cuts(counts: np.ndarray) -> list[tuple[float, int]]:
+    """Returns where enough octaves in a row are empty, each with how many numbers lie above."""
+    filled = np.flatnonzero(counts)
+    return [
+        (2.0 ** (int(high) - 20 - 1), int(counts[high:].sum()))
+        for low, high in pairwise(filled)
+        if high - low > GAP_OCTAVES
+    ]
+
+
+def _several_below(values: np.ndarray, cut: float) -> bool:
+    """Whether a smaller scale holds several numbers: rows that repeat, as padding makes them, repeat their number near
+    zero too. fp16 tells them from others."""
+    found: set[float] = set()
+    for piece in flat_pieces(values):
+        sizes = np.abs(piece)
+        small = sizes[(sizes >= FP16_NORMAL) & (sizes < cut)]
+        found.update(np.unique(small.astype(np.float16)).tolist())
+        if len(found) >= SMALL_SIDE:
+            return True
+    return False
 
 
 def true_infinities(reference: np.ndarray, target: np.ndarray) -> bool:
@@ -138,75 +202,3 @@ def out_of_line(comparison: Comparison | None, allowed: float) -> bool:
     if not comparison.finite_agreement:
         return True
     return not isnan(comparison.relative_l2) and comparison.relative_l2 > allowed
-
-
-def _power(chunk: np.ndarray) -> float:
-    values = np.asarray(chunk, np.float64)
-    return float(np.sum(np.square(values), where=np.isfinite(values)))
-
-
-class _Totals:
-    """Running sums over chunks. Moments are taken about the first finite pair, so that a large mean costs no digits."""
-
-    def __init__(self) -> None:
-        self.common = self.nonfinite = self.new_nonfinite = self.ref_nonfinite = 0
-        self.zeros = self.new_zeros = self.saturated = 0
-        self.ref_power = self.error_power = self.cross = self.max_error = self.ref_peak = self.out_peak = 0.0
-        self._shift: tuple[float, float] | None = None
-        self._sums = np.zeros(5)
-
-    def add(self, reference: np.ndarray, target: np.ndarray, visible: float) -> None:
-        ref, out = np.asarray(reference, np.float64), np.asarray(target, np.float64)
-        ref_ok, out_ok = np.isfinite(ref), np.isfinite(out)
-        self.ref_nonfinite += int(ref.size - np.count_nonzero(ref_ok))
-        self.nonfinite += int(out.size - np.count_nonzero(out_ok))
-        # An infinity of the reference may come out as any huge value; a NaN or the other infinity in its place is new,
-        # as is anything non-finite in place of a number.
-        replaced = ~out_ok & (ref_ok | (np.isinf(ref) & (out != ref)))
-        self.new_nonfinite += int(np.count_nonzero(replaced))
-        self.zeros += int(np.count_nonzero(out == 0))
-        self.new_zeros += int(np.count_nonzero((out == 0) & (np.abs(ref) > visible) & ref_ok))
-        self.saturated += int(np.count_nonzero((np.abs(out) >= FP16_MAX) & (np.abs(ref) < FP16_MAX)))
-        if ref_ok.any():
-            self.ref_peak = max(self.ref_peak, float(np.abs(ref[ref_ok]).max()))
-        if out_ok.any():
-            self.out_peak = max(self.out_peak, float(np.abs(out[out_ok]).max()))
-        both = ref_ok & out_ok
-        if not both.all():
-            ref, out = ref[both], out[both]
-        if not ref.size:
-            return
-        error = out - ref
-        self.common += ref.size
-        self.ref_power += float(ref @ ref)
-        self.error_power += float(error @ error)
-        self.cross += float(out @ ref)
-        self.max_error = max(self.max_error, float(np.abs(error).max()))
-        if self._shift is None:
-            self._shift = (float(ref[0]), float(out[0]))
-        r, o = ref - self._shift[0], out - self._shift[1]
-        self._sums += (r.sum(), o.sum(), r @ r, o @ o, r @ o)
-
-    def relative_l2(self) -> float:
-        if not self.common:
-            return nan
-        if self.ref_power == 0:
-            return 0.0 if self.error_power == 0 else inf
-        return sqrt(self.error_power / self.ref_power)
-
-    def snr_db(self) -> float:
-        if not self.common:
-            return nan
-        if self.error_power == 0:
-            return inf
-        return 10 * log10(self.ref_power / self.error_power) if self.ref_power else -inf
-
-    def correlation(self) -> float:
-        if not self.common:
-            return nan
-        r, o, rr, oo, ro = self._sums / self.common
-        var_r, var_o = rr - r * r, oo - o * o
-        # Below float64's own noise a variance is that of a constant, and correlation is undefined.
-        if var_r <= 1e-14 * max(rr, 1e-300) or var_o <= 1e-14 * max(oo, 1e-300):
-            return nan
-        return float(np.clip((ro - r * o) / sqrt(var_r * var_o), -1.0, 1.0))

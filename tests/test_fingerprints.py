@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
-from bisect_litert import fingerprints
-from bisect_litert.fingerprints import CHUNK, FLOAT32_MAX, Fingerprints, distance, fingerprint, flat_pieces, similar
+from bisect_litert.fingerprints import FLOAT32_MAX, Fingerprints, distance, fingerprint, similar
+from bisect_litert.pieces import PIECE, flat_pieces, pairs
 
 FLOATS = numpy_strategies.arrays(
     np.float32, numpy_strategies.array_shapes(max_dims=4, max_side=6), elements=st.floats(width=32)
@@ -30,10 +30,11 @@ def plain_distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(x[fx] - y[fx]))
 
 
-@pytest.fixture(autouse=True, params=[3, CHUNK])
+@pytest.fixture(autouse=True, params=[3, PIECE])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything in pieces of three elements as well."""
-    monkeypatch.setattr(fingerprints.flat_pieces, "__defaults__", (request.param,))
+    for function in (flat_pieces, pairs):
+        monkeypatch.setattr(function, "__defaults__", (request.param,))
 
 
 @given(FLOATS, ORDERS)
@@ -88,7 +89,8 @@ def test_others_are_not_found() -> None:
 
 
 def test_no_tensor_is_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints.flat_pieces, "__defaults__", (CHUNK,))
+    for function in (flat_pieces, pairs):
+        monkeypatch.setattr(function, "__defaults__", (PIECE,))
     value = np.zeros((256, 1 << 16), np.float32)
     tracemalloc.start()
     fingerprint(value.T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import asdict
 from math import inf, isnan, log10, nan, sqrt
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisect_litert import metrics
+from bisect_litert import metrics, pieces
 from bisect_litert.metrics import FP16_UNIT, compare, compare_by_scale
 from bisect_litert.record import Comparison
 
@@ -188,7 +189,9 @@ def test_chunks_make_no_difference(pairs: list[tuple[float, float]], chunk: int)
     reference, target = columns(pairs)
     whole = compare(reference=reference, target=target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "CHUNK", chunk)
+        patch.setattr(metrics, "PIECE", chunk)
+        for function in (pieces.pairs, pieces.flat_pieces):
+            patch.setattr(function, "__defaults__", (chunk,))
         assert same(compare(reference=reference, target=target), whole)
 
 
@@ -240,3 +243,38 @@ def test_scores_beside_a_mask_are_compared_on_their_own() -> None:
     wrong = np.concatenate([-scores, np.full(4, -1e4, np.float32)])
     assert compare(reference=masked, target=wrong).relative_l2 < 1e-3
     assert compare_by_scale(reference=masked, target=wrong).relative_l2 == pytest.approx(2.0)
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=60))
+def test_octaves_are_counted_alike_by_bits_and_by_value(values: list[float]) -> None:
+    held = np.array([*values, 65504.0, 65503.0, 65519.0, 6.1035156e-05, 6.103515e-05, 32768.0, -0.0], np.float32)
+    np.testing.assert_array_equal(metrics._octaves(held), metrics._octaves(held.astype(np.float64)))
+
+
+def test_a_large_tensor_of_two_scales_is_told_by_a_sample() -> None:
+    rng = np.random.default_rng(1)
+    reference = rng.standard_normal(300_000).astype(np.float32)
+    target = reference.copy()
+    target[:6000] *= 2
+    one = compare_by_scale(reference=reference, target=target).relative_l2
+    reference[rng.random(reference.size) < 0.5] *= np.float32(1e4)  # scales overlap by what is near zero: one scale
+    spread = compare_by_scale(reference=reference, target=reference)
+    assert spread.relative_l2 == 0
+    mask = rng.random(reference.size) < 0.5
+    parted = np.where(mask, np.float32(-1e4), rng.uniform(0.5, 2, reference.size).astype(np.float32))
+    wrong = np.where(mask, parted, parted * np.float32(1.1))
+    seen = compare_by_scale(reference=parted, target=wrong).relative_l2
+    assert one < 0.2
+    assert seen == pytest.approx(0.1, rel=1e-5)
+    assert compare(reference=parted, target=wrong).relative_l2 < 1e-4
+
+
+def test_nothing_is_copied_whole() -> None:
+    reference = np.random.default_rng(0).standard_normal((64, 32, 64, 64), np.float32)
+    target = np.ascontiguousarray(reference.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)  # as a graph holds it
+    target[0, 0, 0, :5] = 0.0
+    tracemalloc.start()
+    compare_by_scale(reference=reference, target=target)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < reference.nbytes / 8
