@@ -17,6 +17,7 @@ import pytest
 from bisect_litert.matrix import plan
 from bisect_litert.matrix.descendants import descendants
 from bisect_litert.matrix.running import Wishes, run_matrix
+from bisect_litert.matrix.store import Store
 from bisect_litert.matrix.table import Cell, Code, Matrix
 from bisect_litert.record import Cause, RunRecord
 
@@ -166,6 +167,24 @@ def test_a_file_that_a_model_reads_counts(tmp_path: Path) -> None:
     assert run(asked, tmp_path / "out")[1] == []
     weights.write_text("2")
     assert len(run(asked, tmp_path / "out")[1]) == 1
+
+
+def test_only_what_a_model_reads_itself_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    (folder / "weights.txt").write_text("1")
+    asked = write(
+        folder,
+        'targets = ["cpu", "emulated"]\n[[models]]\nmodel = "models.py"\n',
+        "import torch, helper\nmodel = torch.nn.Linear(4, 4)\ninputs = torch.ones(1, 4)\n",
+    )
+    (folder / "helper.py").write_text('open("weights.txt").read()\n')  # once, for both cells
+    found, _ = run(asked, tmp_path / "out")
+    assert [c.code for c in found.cells] == [Code.OK, Code.OK]
+    for name in ("cpu", "emulated"):
+        kept = Store(tmp_path / "out").kept("models", name)
+        assert kept is not None
+        assert sorted(kept.sources) == ["helper.py", "models.py", "weights.txt"]
 
 
 def test_a_target_that_is_not_there_is_skipped_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

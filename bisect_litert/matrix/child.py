@@ -61,9 +61,9 @@ def main(path: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     errand: Errand = json_converter().structure(json.loads(Path(path).read_text(encoding="utf-8")), Errand)
     os.chdir(errand.folder)
-    started = time.monotonic()
+    started, read = time.monotonic(), ReadFiles()
     for target, place in zip(errand.targets, errand.places, strict=True):
-        answer = _cell(errand, target, Path(place))
+        answer = _cell(errand, target, Path(place), read)
         answer = replace(answer, cell=replace(answer.cell, seconds=time.monotonic() - started))
         _write(Path(place) / ANSWER_FILE, json.dumps(json_converter().unstructure(answer), allow_nan=False))
         if states.shared(answer.cell.code):
@@ -71,11 +71,10 @@ def main(path: str) -> None:
         started = time.monotonic()
 
 
-def _cell(errand: Errand, target: Target, place: Path) -> Answer:
-    stage = _StageFile(place / STAGE_FILE)
+def _cell(errand: Errand, target: Target, place: Path, read: ReadFiles) -> Answer:
+    stage = _StageFile(place / STAGE_FILE, read)
     _redirect(place / LOG_FILE)
     model, folder = errand.model, Path(errand.folder)
-    read = ReadFiles()
     try:
         stage(Progress(states.BETWEEN, state="start"))
         python = _interpreter(target)
@@ -92,7 +91,7 @@ def _cell(errand: Errand, target: Target, place: Path) -> Answer:
         traceback.print_exc()
         cell = states.from_end(model.name, target, stage.name, f"{type(error).__name__}: {error}")
     finally:
-        read.stop()
+        read.on = False
     sys.stderr.flush()
     return Answer(cell, {} if errand.model.model.endswith(".tflite") else read.sources(folder))
 
@@ -106,18 +105,25 @@ def _interpreter(target: Target) -> str:
 
 
 class _StageFile:
-    """Writes each stage when it begins: read by the parent if this process ends without a word."""
+    """Writes each stage when it begins: read by the parent if this process ends without a word.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, states.BETWEEN
+    Args:
+        path: Where to.
+        read: Turned on while the model is loaded and run in PyTorch.
+    """
+
+    def __init__(self, path: Path, read: ReadFiles) -> None:
+        self.path, self.name, self._read = path, states.BETWEEN, read
 
     def __call__(self, progress: Progress) -> None:
         if progress.state == "info":
             return
         self.name = progress.stage if progress.state == "start" else states.BETWEEN
+        self._read.on = self.name in states.LOADING
         _write(self.path, self.name)
-        word = {"start": "...", "done": "done"}[progress.state]
-        print(f"{time.strftime('%H:%M:%S')} {progress.stage} {word}", file=sys.stderr, flush=True)
+        if progress.stage != states.BETWEEN:
+            word = {"start": "...", "done": "done"}[progress.state]
+            print(f"{time.strftime('%H:%M:%S')} {progress.stage} {word}", file=sys.stderr, flush=True)
 
 
 def _write(path: Path, text: str) -> None:

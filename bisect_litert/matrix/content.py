@@ -77,22 +77,21 @@ def still_so(sources: Mapping[str, str], folder: Path) -> bool:
 
 
 class ReadFiles:
-    """Notes which files a process opens for reading, so that a result is known to depend on them."""
+    """Notes which files a process opens for reading while `on`, so that results are known to depend on them.
+
+    One for all cells of a process: what was imported for the first is not opened again for the next.
+    """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._on = True
+        self.on = False
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self._on and event == "open" and isinstance(arguments[0], (str, bytes)):
+        if self.on and event == "open" and isinstance(arguments[0], (str, bytes)):
             mode = arguments[1]
             if mode is None or not set(str(mode)) & set("wax+"):
                 self._seen.add(os.fsdecode(arguments[0]))
-
-    def stop(self) -> None:
-        """Notes nothing more."""
-        self._on = False
 
     def sources(self, folder: Path) -> dict[str, str]:
         """Returns path relative to `folder` and hash of what belongs to the model: no library, no system file."""
