@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bisect_litert.matrix import plan
+from bisect_litert.matrix import plan_file
 from bisect_litert.matrix.descendants import descendants
+from bisect_litert.matrix.plan import Plan
 from bisect_litert.matrix.running import Wishes, run_matrix
 from bisect_litert.matrix.store import Store
 from bisect_litert.matrix.table import Cell, Code, Matrix
@@ -56,14 +57,14 @@ def unloadable():
 """
 
 
-def write(folder: Path, toml: str, models: str = MODELS) -> plan.Plan:
+def write(folder: Path, toml: str, models: str = MODELS) -> Plan:
     (folder / "models.py").write_text(models)
     (folder / "helper.py").write_text("WIDTH = 16\n")
     (folder / "models.toml").write_text(textwrap.dedent(toml))
-    return plan.read(folder / "models.toml")
+    return plan_file.read(folder / "models.toml")
 
 
-def run(asked: plan.Plan, out: Path) -> tuple[Matrix, list[Cell]]:
+def run(asked: Plan, out: Path) -> tuple[Matrix, list[Cell]]:
     ran: list[Cell] = []
     return run_matrix(asked, Wishes(out), lambda cell, *_: ran.append(cell)), ran
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bisect_litert import model_file
-from bisect_litert.matrix import plan
+from bisect_litert.matrix import plan, plan_file
 
 FOLDER = Path(__file__).parent.parent / "examples" / "matrix"
-PLAN = plan.read(FOLDER / "models.toml")
+PLAN = plan_file.read(FOLDER / "models.toml")
 LARGE = ("restoration", "restoration_clean", "restoration_one_mean")
 
 

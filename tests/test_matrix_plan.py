@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert.matrix import plan
-from bisect_litert.matrix.plan import PlanError, Target
+from bisect_litert.matrix import plan_file
+from bisect_litert.matrix.plan import Plan, Target
+from bisect_litert.matrix.plan_file import PlanError
 
 
-def read(folder: Path, text: str) -> plan.Plan:
+def read(folder: Path, text: str) -> Plan:
     path = folder / "models.toml"
     path.write_text(textwrap.dedent(text))
-    return plan.read(path)
+    return plan_file.read(path)
 
 
 def test_a_whole_plan(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, line: int
 
 def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="No such file"):
-        plan.read(tmp_path / "models.toml")
+        plan_file.read(tmp_path / "models.toml")
     (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(PlanError, match="not UTF-8"):
-        plan.read(tmp_path / "models.toml")
+        plan_file.read(tmp_path / "models.toml")

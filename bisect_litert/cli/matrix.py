@@ -53,7 +53,7 @@ def matrix(
     A run that was stopped goes on where it stopped; cells that nothing changed for are not run again. Ends with 1 if a
     cell diverges, or with --baseline if one got worse.
     """
-    from bisect_litert.matrix import plan as plans
+    from bisect_litert.matrix import plan_file
     from bisect_litert.matrix.baseline import Baseline
     from bisect_litert.matrix.reports import terminal
     from bisect_litert.matrix.running import MatrixStopped, Wishes, run_matrix
@@ -61,7 +61,7 @@ def matrix(
 
     # What ends a job of CI is no reason to lose more than Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    asked = plans.read(plan)
+    asked = plan_file.read(plan)
     before = Baseline(Matrix.load(baseline), factor) if baseline else None
     folder = out or Path(f"bisect-matrix-{plan.stem}")
     wishes = Wishes(folder, jobs, scheduler, only, targets, retry, fresh, before)
