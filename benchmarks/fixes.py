@@ -2,9 +2,9 @@
 
     python benchmarks/fixes.py DIR [--only GLOB] [--limit SECONDS] [--json FILE] [--keep DIR]
 
-DIR holds zoo.py and cases.json as for `benchmarks/zoo.py`. A case counts when it has a culprit that is wanted and the
-run names one; healthy cases are left out. What a fix saved is then applied by a process that has seen nothing else of it,
-to a freshly loaded model, which is converted and run anew: a fix that does not hold there is no fix.
+DIR holds zoo.py and cases.json as for `benchmarks/zoo.py`. A case counts when a fault is wanted and the run names one;
+healthy cases are left out. What a fix saved is then applied by a process that has seen nothing else of it, to a freshly
+loaded model, which is converted and run anew: a fix that does not hold there is no fix.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from bisect_litert.errors import BisectError
 from bisect_litert.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import trial
 from bisect_litert.fixing.faults import (
+    another,
     block_errors,
     faults_of,
     key_of,
@@ -275,13 +276,12 @@ class _Fixing:
             refused = [c for c in faults_of(record) if key_of(c) == key_of(culprit)]
             return wrong(refused[0].evidence[0]) if refused else replace(attempt, reached=Reached.PROVEN)
         # Another fault of the block that shows only now is one fault less all the same.
-        known = {*self.cases, key_of(culprit)}
-        same = [c for c in record.culprits if c.block == culprit.block and key_of(c) in known]
+        here = [c for c in record.culprits if c.block == culprit.block]
+        same = [c for c in here if key_of(c) in self.cases or not another(culprit, part.case.before, c, record)]
         if same or (record.verdict.diverged and not record.culprits):
             return wrong(same[0].evidence[0] if same and same[0].evidence else record.verdict.summary)
-        behind = next((c for c in record.culprits if c.block == culprit.block), None)
-        if behind is not None:
-            return replace(attempt, reached=Reached.FURTHER, detail=f"then {place_of(behind)}: {behind.cause}")
+        if here:
+            return replace(attempt, reached=Reached.FURTHER, detail=f"then {place_of(here[0])}: {here[0].cause}")
         return replace(attempt, reached=Reached.PROVEN)
 
     def _closed(self, case: Case) -> CulpritFix:

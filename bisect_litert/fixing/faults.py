@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import isclose, isnan, nan
 
 import numpy as np
 
@@ -20,9 +20,26 @@ def faults_of(record: RunRecord) -> tuple[Culprit, ...]:
 
 
 def key_of(culprit: Culprit) -> tuple[str, ...]:
-    """What tells one fault from another: op indices do not, since a rewrite moves them."""
-    kinds = [op.type for op in culprit.ops if op.index == culprit.op]
-    return (culprit.block, culprit.cause, culprit.kind, culprit.module, culprit.source, *kinds)
+    """What tells one fault from another: neither op indices nor module paths do, since a rewrite moves both."""
+    return (culprit.block, culprit.cause, culprit.kind, culprit.source, kind_of(culprit))
+
+
+def kind_of(culprit: Culprit) -> str:
+    """Returns the type of the guilty op; "" when it is not known."""
+    return next((op.type for op in culprit.ops if op.index == culprit.op), "")
+
+
+def another(culprit: Culprit, before: RunRecord, later: Culprit, after: RunRecord) -> bool:
+    """Whether what is wrong with a block in a later run is another fault than what was wrong with it before.
+
+    It is not if it is of the same kind and makes the same error: a rewrite that changes nothing moves lines and modules.
+    """
+    if key_of(later) == key_of(culprit):
+        return False
+    if (later.cause, kind_of(later)) != (culprit.cause, kind_of(culprit)):
+        return True
+    errors = [block_errors(record, culprit.block)[0] for record in (before, after)]
+    return not (isnan(errors[0]) and isnan(errors[1])) and not isclose(*errors, rel_tol=0.05)
 
 
 def region_paths(model: object, culprit: Culprit) -> tuple[str, ...]:

@@ -39,8 +39,8 @@ class _Edit:
 def patch_of(loaded: LoadedModel, steps: Sequence[Step], request: BisectRequest, rewrites: str) -> str:
     """Returns a unified diff that makes the replacements in the user's source; "" where that cannot be done.
 
-    Where every replaced module is the only one of its class in the model, the class is defined beside the model file, and
-    the new forward needs nothing but what the class has, the forwards themselves are changed. Else the file gets
+    Where every replaced module is the only one of its class in the model, the class is defined beside the model file,
+    and the new forward needs nothing but what the class has, the forwards themselves are changed. Else the file gets
     `rewrites.py` beside it and calls `apply`. Only for classes of the user's own; the patched copy is imported and
     compared.
     """

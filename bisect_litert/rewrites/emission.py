@@ -193,6 +193,8 @@ def _comment(why: str, width: int = 108) -> list[str]:
 
 
 def _tensor(tensor: torch.Tensor) -> str:
+    if tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()):
+        return f"torch.full({tuple(tensor.shape)}, {number(float(tensor.flatten()[0]))}, dtype={tensor.dtype})"
     if tensor.numel() > LARGE:
         raise CannotRewrite(
             f"a constant of {tensor.numel()} elements belongs to no module, so it cannot be written out"

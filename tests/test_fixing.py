@@ -1,0 +1,260 @@
+"""Culprits are fixed on the real delegate, and nothing is called fixed that is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.fix_examples import EXAMPLES, Does, load
+from bisect_litert import bisection, preparation
+from bisect_litert.errors import UsageError
+from bisect_litert.fix_record import FixRecord, Outcome, Reached
+from bisect_litert.fixing import engine, faults, patching, rewrites_file, trial
+from bisect_litert.fixing.check import check
+from bisect_litert.fixing.folder import leave
+from bisect_litert.fixing.run import fix_run
+from bisect_litert.record import Cause, Culprit, Verdict
+from bisect_litert.reports import fix as report
+from bisect_litert.request import BisectRequest
+from bisect_litert.rewrites.catalogue import rewrites
+from bisect_litert.rewrites.contract import Change, Replacement, Rewrite
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(module: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path) -> tuple[engine.Fixed, BisectRequest]:
+    loaded = preparation.prepare(module, inputs, label="model")
+    request = BisectRequest(model="model", blocks=("blocks.*",), out=folder / "run")
+    return engine.fix(loaded, bisection.bisect_loaded(loaded, request), request), request
+
+
+@pytest.mark.parametrize("name", ["rms-norm", "scale-tracking", "constant-operand"])
+def test_an_example_is_fixed_and_the_saved_file_holds(name: str, tmp_path: Path) -> None:
+    fixed, request = run(*load(name), tmp_path)
+    (culprit,) = fixed.record.culprits
+    assert culprit.outcome is Outcome.FIXED
+    assert culprit.fix is not None
+    assert culprit.fix.rewrite == name
+    assert fixed.record.diverged_before
+    assert not fixed.record.diverged_after
+    record = leave(fixed, request, tmp_path / "fix", lambda _: None, tflite=tmp_path / "out.tflite", check=False)
+    assert record.costs is not None
+    assert record.costs.ops[0] > 0
+    assert (tmp_path / "out.tflite").stat().st_size == record.costs.bytes[1]
+    assert FixRecord.load(tmp_path / "fix").to_json() == record.to_json()  # nan is not nan
+    source = (tmp_path / "fix" / rewrites_file.NAME).read_text(encoding="utf-8")
+    module, inputs = load(name)
+    found = check(preparation.prepare(module, inputs), source, tmp_path / "check")
+    assert found.right(1e-2)
+    assert not check(preparation.prepare(module, inputs), "def apply(m):\n    return m\n", tmp_path / "no").right(1e-2)
+
+
+def test_what_is_alike_is_fixed_in_one_trial(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            norms = [nn.Sequential(nn.Linear(64, 64), Does(lambda x, _: x * 2e3), nn.LayerNorm(64)) for _ in range(3)]
+            self.blocks = nn.Sequential(*norms)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks(x)
+
+    torch.manual_seed(0)
+    fixed, _ = run(Model().eval(), (torch.randn(1, 16, 64),), tmp_path)
+    assert [c.outcome for c in fixed.record.culprits] == [Outcome.FIXED] * 3
+    assert not fixed.record.diverged_after
+    assert {step.path for step in fixed.steps} == {"blocks.0.2", "blocks.1.2", "blocks.2.2"}
+
+
+def test_a_value_no_fp16_holds_is_not_fixed_and_says_so(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Does(lambda x, _: x * 2), Does(lambda x, _: x * 1e5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks(x)
+
+    torch.manual_seed(0)
+    fixed, request = run(Model().eval(), (torch.randn(1, 16, 64),), tmp_path)
+    (culprit,) = fixed.record.culprits
+    assert culprit.outcome is Outcome.UNFIXED
+    assert "which fp16 cannot hold" in culprit.why_not
+    assert fixed.steps == ()
+    record = leave(fixed, request, tmp_path / "fix", lambda _: None, check=False)
+    assert not (tmp_path / "fix" / rewrites_file.NAME).exists()
+    assert record.culprits[0].kept_off is not None
+    assert record.culprits[0].kept_off.right  # the CPU holds it
+    assert record.culprits[0].outcome is Outcome.PLACED
+    text = (tmp_path / "fix" / "fix.md").read_text(encoding="utf-8")
+    assert "0 of 1 culprit fixed" in text
+    assert "which fp16 cannot hold" in text
+
+
+class Sham(nn.Module):
+    """A replacement that computes something else, or the same as before."""
+
+    def __init__(self, original: nn.Module, *, factor: float = 1.0) -> None:
+        super().__init__()
+        self.original, self.factor = original, factor
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.original(*args) * self.factor  # type: ignore[no-any-return]
+
+
+def test_shams_are_not_called_fixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bisect_litert.rewrites import catalogue
+    from bisect_litert.rewrites.sources import source_of
+
+    def propose(_: object) -> list[Replacement]:
+        source = source_of(Sham)
+        return [
+            Replacement("Sham", source, {"factor": 1.01}, (Change("x", "", "y"),), "another result"),
+            Replacement("Sham", source, {}, (Change("x", "", "y"),), "the same again"),
+            Replacement("Sham", "class Sham(nn.Module):\n    pass\n", {}, (), "does not build"),
+        ]
+
+    sham = Rewrite("sham", "sham", (Cause.OVERFLOW,), "a", "b", "c", "d", propose)
+    monkeypatch.setattr(catalogue, "rewrites", lambda: (sham,))
+    fixed, _ = run(*load("layer-norm"), tmp_path)
+    (culprit,) = fixed.record.culprits
+    assert culprit.outcome is Outcome.UNFIXED
+    reached = {a.title: a.reached for a in culprit.attempts}
+    assert reached["another result"] is Reached.TORCH
+    assert reached["the same again"] is Reached.STILL_WRONG
+    assert reached["does not build"] is Reached.TORCH
+    assert fixed.steps == ()
+    assert "torch's own result differs by 0.01" in culprit.attempts[0].detail
+
+
+def test_torch_in_fp64_may_differ_by_what_fp32_costs_and_no_more() -> None:
+    import numpy as np
+
+    one, off = np.array([1.0]), np.array([1.001])
+    exact = trial.Truth({"": one}, {"": one})
+    assert exact.complaint(1e-6, 1e-6) == ""
+    assert "fp64" in exact.complaint(1e-6, 1e-3)
+    assert "differs" in exact.complaint(1e-4, 0.0)
+    assert "differs" in exact.complaint(nan, 0.0)
+    assert trial.Truth({"": one}, {"": off}).complaint(0.0, 5e-4) == ""
+
+
+def test_regions_go_from_the_owner_of_the_op_outwards() -> None:
+    model = nn.Module()
+    model.encoder = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.LayerNorm(2)))])
+    culprit = Culprit("encoder.0@2", Cause.OVERFLOW, "", (), "", module="encoder.0.1.0")
+    assert faults.region_paths(model, culprit) == ("encoder.0.1.0", "encoder.0.1", "encoder.0")
+    elsewhere = replace(culprit, module="other")
+    assert faults.region_paths(model, elsewhere) == ("encoder.0",)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    \"\"\"Root mean square.\"\"\"
+
+    def forward(self, x):
+        \"\"\"Normalises.\"\"\"
+        x = x * 1000.0
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(16, 16), *[Norm() for _ in range(COUNT)], nn.Linear(16, 16))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+torch.manual_seed(0)
+model = Model().eval()
+inputs = (torch.randn(2, 4, 16),)
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_class_of_the_users_gets_a_patch_that_applies(count: int, tmp_path: Path) -> None:
+    from bisect_litert import model_file
+    from bisect_litert.rewrites.region import Region, capture
+
+    path = tmp_path / "mine" / "model.py"
+    path.parent.mkdir()
+    path.write_text(MODEL.replace("COUNT", str(count)), encoding="utf-8")
+    loaded = model_file.load(str(path))
+    calls = capture(loaded.module, loaded.args, {}, ["blocks.1"])
+    region = Region("blocks.1", loaded.module.get_submodule("blocks.1"), calls["blocks.1"], Cause.OVERFLOW)
+    (replacement,) = next(r for r in rewrites() if r.name == "scale-tracking").propose(region)
+    steps = [trial.Step("blocks.1", replacement)]
+    source = rewrites_file.write("model.py", steps)
+    patch = patching.patch_of(loaded, steps, BisectRequest(model=str(path)), source)
+    assert ("+++ b/rewrites.py" in patch) is (count == 2)  # another instance would be changed with it
+    (tmp_path / "fix.patch").write_text(patch, encoding="utf-8")
+    subprocess.run(["git", "apply", "-p1", "../fix.patch"], cwd=path.parent, check=True)
+    changed = subprocess.run(
+        [sys.executable, "-c", "import model, torch; print(float(model.model(*model.inputs).sum()))"],
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    with torch.no_grad():
+        assert float(changed.stdout) == pytest.approx(float(loaded.module(*loaded.args).sum()), rel=1e-5)
+
+
+def test_a_run_folder_is_fixed_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bisect_litert.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(MODEL.replace("COUNT", "1"), encoding="utf-8")
+    assert main(["model.py", "--blocks", "blocks.*", "--out", "run", "-q"]) == 1
+    assert main(["fix", "run", "-q"]) == 0
+    found = json.loads(Path("run/fix/fix.json").read_text(encoding="utf-8"))
+    assert [c["outcome"] for c in found["culprits"]] == ["fixed"]
+    assert "applied in a process of its own" in found["checked"]
+    assert not found["diverged_after"]
+    # The patched model itself has nothing to fix.
+    subprocess.run(["git", "apply", "-p1", "run/fix/fix.patch"], check=True)
+    assert main(["model.py", "--blocks", "blocks.*", "--out", "again", "-q"]) == 0
+
+
+def test_what_cannot_be_fixed_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    from sample_record import culprit
+    from sample_record import record as sample
+
+    verdict = Verdict(Cause.OVERFLOW, True, "It overflows.", "Scale it.")
+    record = sample([], verdict, [culprit()])
+    healthy = replace(record, culprits=(), placement=replace(record.placement, refusals=()))
+    healthy.save(tmp_path)
+    with pytest.raises(UsageError, match="no culprit"):
+        fix_run(tmp_path, lambda _: None)
+    replace(record, model="gone.py").save(tmp_path)
+    with pytest.raises(Exception, match=r"gone\.py, which is not here"):
+        fix_run(tmp_path, lambda _: None)
+    with pytest.raises(UsageError, match="rewrites are made in PyTorch"):
+        fix_run(tmp_path, lambda _: None, model="model.tflite")
+
+
+def test_every_rewrite_has_an_example_and_the_page_is_up_to_date() -> None:
+    from benchmarks.fix_catalogue import NUMBERS, PAGE, page
+
+    numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    assert PAGE.read_text(encoding="utf-8") == page(numbers), "run: python benchmarks/fix_catalogue.py"
+    assert [r.name for r in rewrites() if r.name not in EXAMPLES] == []
+
+
+def test_a_report_without_culprits_says_so() -> None:
+    empty = FixRecord("m", "gpu", (), False, False, nan, nan, 0.0, nan, None, "", 1.0, {})
+    assert report.text(empty).startswith("Nothing to fix")
