@@ -126,6 +126,30 @@ class Returning(nn.Module):
         return self.blocks(x), x
 
 
+class Turned(nn.Module):
+    """Turns pairs of numbers by an angle that grows with the position."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary embedding as models write it."""
+        half = x.shape[-1] // 2
+        angles = positions[..., None] * 10000 ** (-torch.arange(0, half) / half)
+        c, s = angles.cos(), angles.sin()
+        left, right = x[..., :half], x[..., half:]
+        return torch.cat([left * c - right * s, left * s + right * c], -1)
+
+
+class Placed(nn.Module):
+    """Tokens at late positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Mix(64), Turned(), Mix(64)])
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Turns the tokens between two layers."""
+        return self.blocks[2](self.blocks[1](self.blocks[0](x), positions))
+
+
 EXAMPLES: dict[str, Callable[[], Example]] = {
     "layer-norm": lambda: _tokens(Scaled(1e3, nn.LayerNorm(64))),
     "rms-norm": lambda: _tokens(Scaled(1e3, Root(64))),
@@ -139,6 +163,9 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "padding": lambda: _tokens(Does(lambda x, _: F.pad(x, (2, 3))[..., 1:-4]), 6, 16, 64),
     "padded-pooling": lambda: _image(Does(lambda x, _: F.avg_pool2d(x * 1.5, 3, 1, 1))),
     "batch-broadcast": lambda: _tokens(Does(_shared_keys), 4, 16, 64),
+    "cancelling": lambda: _tokens(Does(lambda x, _: (x + 1000.0) - 1000.0)),
+    "block-sums": lambda: _tokens(Does(lambda x, _: torch.cumsum(x.abs() + 1, 1) * 0.01), 1, 4096, 4),
+    "integer-phase": lambda: (Placed().eval(), (torch.randn(1, 16, 64), torch.arange(4000, 4016)[None])),
     "rank-four": lambda: _tokens(Does(_windows), 1, 16, 16, 8),
     "clamp-to-one": lambda: _image(nn.Hardtanh(0, 1)),
     "reflection": lambda: _tokens(Does(lambda x, _: F.pad(x, (2, 2), mode="reflect")[..., 2:-2] * 2)),

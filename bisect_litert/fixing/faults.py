@@ -32,7 +32,7 @@ def kind_of(culprit: Culprit) -> str:
 def another(culprit: Culprit, before: RunRecord, later: Culprit, after: RunRecord) -> bool:
     """Whether what is wrong with a block in a later run is another fault than what was wrong with it before.
 
-    It is not if it is of the same kind and makes the same error: a rewrite that changes nothing moves lines and modules.
+    It is not if it is of the same kind and makes the same error: a rewrite that changes nothing moves lines too.
     """
     if key_of(later) == key_of(culprit):
         return False
