@@ -129,10 +129,14 @@ class Returning(nn.Module):
 class Turned(nn.Module):
     """Turns pairs of numbers by an angle that grows with the position."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", 10000 ** (-torch.arange(0, 32) / 32))
+
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary embedding as models write it."""
         half = x.shape[-1] // 2
-        angles = positions[..., None] * 10000 ** (-torch.arange(0, half) / half)
+        angles = positions.to(x.dtype)[..., None] * self.frequencies
         c, s = angles.cos(), angles.sin()
         left, right = x[..., :half], x[..., half:]
         return torch.cat([left * c - right * s, left * s + right * c], -1)
