@@ -53,7 +53,7 @@ def without_weights(trial: Trial, shrinker: Shrinker) -> tuple[Trial, str] | Non
             value = trial.graph.constant(t)
             if value is None:
                 return None
-            editor.fill(t, np.asarray(make(value.astype(np.float64), rng), np.float32))
+            editor.fill(t, _made(make, value, rng))
         again = shrinker.run(compact(editor.graph()), trial.inputs, trial.tolerance, trial.ops)
         if again.shows:
             return again, how
@@ -69,6 +69,12 @@ def without_inputs(trial: Trial, shrinker: Shrinker) -> tuple[Trial, str] | None
     return None
 
 
+def _made(make: Maker, like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Other values of the same shape and type; an infinity among the old ones makes some ways fail by itself."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(make(like.astype(np.float64), rng)).astype(like.dtype)
+
+
 def random_weights(weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Yields other weights, and how they were made; what is no float or has one element stays."""
     for how, make in WAYS.items():
@@ -76,9 +82,7 @@ def random_weights(weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, dic
         yield (
             how,
             {
-                name: make(value.astype(np.float64), rng).astype(value.dtype)
-                if value.dtype.kind == "f" and value.size > 1
-                else value
+                name: _made(make, value, rng) if value.dtype.kind == "f" and value.size > 1 else value
                 for name, value in weights.items()
             },
         )
