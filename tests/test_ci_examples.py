@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -40,3 +44,15 @@ def test_its_commands_are_understood(command: str) -> None:
 
 def test_there_is_one() -> None:
     assert COMMANDS
+
+
+def test_its_test_suite_passes(tmp_path: Path) -> None:
+    known = any(point.name == "bisect_litert" for point in entry_points(group="pytest11"))
+    plugin = [] if known else ["-p", "bisect_litert.pytest_plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "--litert-emulated"]
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), str(WORKFLOW.with_name("test_models.py"))],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "s" not in done.stdout.split()[0]  # none was skipped

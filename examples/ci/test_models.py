@@ -9,10 +9,14 @@ them fail, "emulate" lets emulated fp16 stand in.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from bisect_litert.pytest_plugin import Checker
+
+MODELS = Path(__file__).parent.parent
 
 
 class Encoder(nn.Module):
@@ -32,4 +36,4 @@ def test_encoder_is_right_on_the_gpu(bisect_litert: Checker) -> None:
 
 
 def test_encoder_file_is_right_in_fp32(bisect_litert: Checker) -> None:
-    bisect_litert("examples/healthy.py", fp32=True)
+    bisect_litert(MODELS / "healthy.py", fp32=True)
