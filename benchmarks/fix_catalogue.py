@@ -28,7 +28,10 @@ HEAD = """# Rewrites
 `bisect-litert fix RUN` tries these on the culprits of a run and keeps what the GPU proves ([fix.md](fix.md)). Each is
 tried for the causes it names, on the module that owns the guilty op and then on those around it, library modules first.
 The numbers are those of one small example each (`benchmarks/fix_examples.py`): the local error of the block with the
-fault, and the error of the model's output, before and after.
+fault, and the error of the model's output, before and after; torch is the largest difference that the rewrite makes to
+torch's own result. On the H200 the files that were fixed on llvmpipe were run. Where the fault is a refusal, the
+outputs were right before, with those ops on the CPU. Times of models this small are mostly the cost of starting
+kernels.
 """
 
 
@@ -102,7 +105,7 @@ def _row(adapter: str, row: Mapping[str, Any]) -> str:
     cells = [
         adapter,
         row["cause"] + ("" if row["proven"] else ", not fixed here"),
-        _pair(row["block"]),
+        _pair(row["block"]) if row["block"] else "",
         _pair(row["output"]),
         _word(row["torch"]),
         ops,

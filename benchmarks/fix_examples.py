@@ -114,6 +114,26 @@ def _windows(x: Tensor, _: Tensor) -> Tensor:
     return parts.permute(0, 1, 3, 2, 4, 5).reshape(1, 16, 16, 8)
 
 
+class Sampled(nn.Module):
+    """An image read at points that are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Image(3), Points(), Image(3)])
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        """Samples between two layers."""
+        return self.blocks[2](self.blocks[1](self.blocks[0](x), grid))
+
+
+class Points(nn.Module):
+    """Bilinear sampling."""
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        """Reads an image at points."""
+        return F.grid_sample(x, grid, align_corners=False)
+
+
 class Returning(nn.Module):
     """Returns its input beside its output."""
 
@@ -175,6 +195,8 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "reflection": lambda: _tokens(Does(lambda x, _: F.pad(x, (2, 2), mode="reflect")[..., 2:-2] * 2)),
     "picked-rows": lambda: _tokens(Does(lambda x, _: x[:, [*range(8, 16), *range(0, 8, 2), *range(1, 8, 2)]])),
     "flipped": lambda: _tokens(Does(lambda x, _: x.flip(-1)), 1, 8, 6),
+    "grid-sampling": lambda: (Sampled().eval(), (torch.randn(2, 3, 8, 7), torch.rand(2, 4, 5, 2) * 2 - 1)),
+    "nearest-resize": lambda: _image(Does(lambda x, _: F.interpolate(x, size=(11, 13), mode="nearest"))),
     "returned-copies": lambda: (Returning().eval(), (torch.randn(1, 16, 64),)),
 }
 
