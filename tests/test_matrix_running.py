@@ -309,3 +309,21 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(MatrixFolderError, match="not made by"):
         run(matrix_of(tmp_path, {"a": "ok"}), tmp_path)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_a_disk_that_is_full_is_said_and_what_is_finished_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = matrix_of(tmp_path, {"a": "ok", "b": "ok"}, ("cpu",))
+    replace_file = os.replace
+
+    def full(source: Path | str, target: Path | str) -> None:
+        if str(target).endswith("cells/b/cpu"):
+            raise OSError(28, "No space left on device")
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(MatrixFolderError, match="No space left"):
+        run(asked, tmp_path)
+    monkeypatch.setattr(os, "replace", replace_file)
+    assert [c.model for c in run(asked, tmp_path)[1]] == ["b"]

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,17 +59,21 @@ class Store:
             MatrixFolderError: It holds something else, or cannot be written.
         """
         folder = self.folder
-        try:
+        with self._writing():
             if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).is_file():
                 raise MatrixFolderError(
                     f"{folder} is not empty and was not made by bisect-litert matrix.", hint="Give another with --out."
                 )
             (folder / "cells").mkdir(parents=True, exist_ok=True)
             (folder / MARKER).write_text("Made by bisect-litert matrix.\n", encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise MatrixFolderError(
-                f"{folder} cannot be written: {error.strerror}.", hint="Give another folder with --out."
-            ) from None
+            hint = "Free some space or give another folder with --out; what is finished is kept."
+            raise MatrixFolderError(f"{self.folder} cannot be written: {error.strerror}.", hint=hint) from None
 
     def place(self, model: str, target: str) -> Path:
         """Returns where a cell lies."""
@@ -77,22 +82,24 @@ class Store:
     def new(self, model: str, target: str) -> Path:
         """Makes a folder to work in; `keep` moves it to its place."""
         parent = self.place(model, target).parent
-        parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{target}-", dir=parent))
+        with self._writing():
+            parent.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f".{target}-", dir=parent))
 
     def keep(self, work: Path, kept: Kept) -> Cell:
         """Writes a finished cell into the folder it was worked out in and moves that to its place, all at once."""
         place = self.place(*kept.cell.key)
         cell = replace(kept.cell, folder=place.relative_to(self.folder).as_posix())
         text = json.dumps(json_converter().unstructure(replace(kept, cell=cell)), indent=1, allow_nan=False)
-        (work / CELL_FILE).write_text(text + "\n", encoding="utf-8")
-        if place.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-            os.replace(place, old / "old")
-            os.replace(work, place)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(work, place)
+        with self._writing():
+            (work / CELL_FILE).write_text(text + "\n", encoding="utf-8")
+            if place.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+                os.replace(place, old / "old")
+                os.replace(work, place)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.replace(work, place)
         return cell
 
     def kept(self, model: str, target: str) -> Kept | None:
@@ -118,13 +125,14 @@ class Store:
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the matrix so that nobody ever sees half of it."""
-        handle, partial = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(partial, 0o644)
-            os.replace(partial, self.folder / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        with self._writing():
+            handle, partial = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.chmod(partial, 0o644)
+                os.replace(partial, self.folder / name)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(partial)
+                raise
