@@ -1,4 +1,4 @@
-"""Six layers with a constant each, all of one shape and none contiguous: in the .tflite most have another one's value.
+"""Six layers with a constant each, all of one shape and none contiguous: in the .tflite some have another one's value.
 
 litert-torch 0.10 knows a constant by shape, strides and the address of its memory. A strided one is copied first; the
 copy is gone when the next one is copied, which may get the same address and is then taken for the one before.
