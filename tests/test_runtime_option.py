@@ -10,7 +10,7 @@ import pytest
 from bisect_litert import bundling, replaying, runtimes
 from bisect_litert.cli import main
 from bisect_litert.errors import ExitCode
-from bisect_litert.matrix import plan
+from bisect_litert.matrix import plan_file
 from bisect_litert.runtimes import Runtime
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +59,6 @@ def test_bundle_takes_versions(resolved: list[str], monkeypatch: pytest.MonkeyPa
 
 
 def test_the_nightly_plan_names_examples_that_are_there() -> None:
-    found = plan.read(ROOT / "examples" / "runtimes.toml")
+    found = plan_file.read(ROOT / "examples" / "runtimes.toml")
     assert all((found.folder / model.model).is_file() for model in found.models)
     assert [target.runtime for target in found.targets][:-1] == ["2.1.3", "2.1.5", "2.1.6", "2.2.0"]
