@@ -261,7 +261,7 @@ class _Bisection:
             right = tapped.right(truth.taps)
             controls = Controls(evaluator, shipped, truth.outputs, right, switches=self.request.switches)
         if choice is not None and choice.failure is not None and controls is not None:
-            with self._stage("find what the runtime dies of"):
+            with self._stage("find what does not run"):
                 settle_death(self.known, controls)
         if choice is None or choice.gpu or not choice.tested:
             case = Investigation(

@@ -101,6 +101,24 @@ def localise_death(
     )
 
 
+def localise_refusal(controls: Controls, graph: Graph, ends: Iterable[int]) -> tuple[Op, bool] | None:
+    """Finds the op that the delegate takes and then cannot build, so that nothing runs.
+
+    Args:
+        controls: Control runs of the shipped graph.
+        graph: That graph.
+        ends: The blocks' output tensors.
+
+    Returns:
+        The op, and whether the rest runs with that op kept off the GPU; None when no op could be told from the others.
+    """
+    index = controls.first(graph.ops, lambda control: not control.ok, ends)
+    if index is None or controls.up_to(index).ok:
+        return None
+    runs = controls.without([index]).ok
+    return (graph.ops[index], runs) if runs or index else None
+
+
 def _up_to(control: Control, index: int) -> str:
     return f"op {index} and what it follows from (the graph was split there)" if control.split else f"ops 0 to {index}"
 

@@ -14,7 +14,7 @@ import numpy as np
 from bisect_litert import placement
 from bisect_litert.aliasing import operand_in_place_of
 from bisect_litert.evaluation import GPU, Evaluator, TappedGraph, merge, only, tap_graph
-from bisect_litert.jobs import CRASHED, NOT_RUN, TIMED_OUT, JobResult
+from bisect_litert.jobs import NOT_RUN, JobResult
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import Forward, Values
 from bisect_litert.tapping import Tapping
@@ -77,11 +77,8 @@ def choose_taps(
     if first.status == NOT_RUN:
         return Choice(copies, {}, tuple(results), False, f"{first.detail}.", unanswered=True)
     if not untapped.ok and not first.ok:
-        crashed = untapped.status in (CRASHED, TIMED_OUT)
-        if reason or not crashed:
-            known = f"{untapped.detail}." if untapped.unavailable else placement.why_failed(untapped.log_text)
-            why = reason or known or f"The GPU run failed: {untapped.detail}."
-            return Choice(copies, {}, tuple(results), False, why)
+        if reason or untapped.unavailable:  # there is no GPU; anything else is what the GPU makes of the model
+            return Choice(copies, {}, tuple(results), False, reason or f"{untapped.detail}.")
         return Choice(copies, {}, tuple(results), True, failure=untapped)
     repeats = None
     if untapped.ok:

@@ -15,7 +15,7 @@ from bisect_litert.evaluation import GPU
 from bisect_litert.gate import Choice
 from bisect_litert.graph import Graph, Op
 from bisect_litert.healing import Found
-from bisect_litert.jobs import TIMED_OUT, JobResult
+from bisect_litert.jobs import CRASHED, TIMED_OUT, JobResult
 from bisect_litert.metrics import FP16_UNIT, compare, out_of_line
 from bisect_litert.readings import OUTPUT, Forward, Tap
 from bisect_litert.record import Artefact, Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
@@ -56,6 +56,8 @@ class Findings:
     runs: list[RunInfo] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     definition: Artefact | None = None
+    refused: tuple[Refusal, ...] = ()
+    """What the delegate took and then could not build, so that nothing ran."""
     verdict: Verdict = UNDECIDED
 
     def add_run(self, name: str, seconds: float, status: str = "ok", detail: str = "", log: str = "") -> None:
@@ -82,6 +84,8 @@ def judge(known: Findings) -> Verdict:
     choice, found, settings = known.choice, known.found, known.settings
     classes = {t.block: t.class_name for t in known.taps}
     if choice is not None and choice.failure is not None:
+        if choice.failure.status not in (CRASHED, TIMED_OUT):
+            return _not_run(known, choice.failure)
         return _runtime_failure(choice.failure, found.culprits, classes)
     outputs = [r.cumulative for r in found.readings if r.output and r.cumulative is not None]
     if choice is not None and choice.tested and not choice.agrees:
@@ -131,12 +135,61 @@ def _runtime_failure(failure: JobResult, culprits: Sequence[Culprit], classes: M
     return Verdict(cause, True, said, diagnosis.advice(cause, ""))
 
 
+def _not_run(known: Findings, failure: JobResult) -> Verdict:
+    """The verdict on a model that the GPU, which is there, does not run, with the CPU beside it either."""
+    log = placement.read(failure.log_text, 0, failure.adapter_line)
+    if log.not_built:
+        said = [
+            f"The GPU delegate takes the model and cannot build it, so nothing of it runs: {_sentence(log.not_built)}"
+        ]
+        for refusal in known.refused:
+            said.append(
+                f"It fails at {refusal.op} in {', '.join(refusal.blocks)}."
+                if refusal.blocks
+                else f"It fails at {refusal.op}."
+            )
+        step = next((r.advice for r in known.refused if r.advice), diagnosis.advice(Cause.REJECTED, ""))
+        return Verdict(Cause.REJECTED, False, " ".join(said), step)
+    why = placement.why_failed(failure.log_text)
+    if why:
+        sentence, _, step = why.partition(". ")
+        return Verdict(Cause.CANNOT_TEST, False, f"{sentence}.", step)
+    said_last = f"There is a GPU, and the model does not run on it: {_sentence(log.out_of_memory or failure.detail)}"
+    return Verdict(
+        Cause.CANNOT_TEST, False, said_last, "See the logs in the run folder; --runtime tries another version."
+    )
+
+
+def _sentence(text: str) -> str:
+    return text.rstrip(".") + "."
+
+
+def settle_refusal(known: Findings, controls: Controls) -> None:
+    """Looks for the op that the delegate cannot build when the model as it ships does not run on the GPU for that."""
+    choice = known.choice
+    if choice is None or choice.failure is None or known.graph is None:
+        return
+    words = placement.read(choice.failure.log_text, 0, choice.failure.adapter_line).not_built
+    found = fusion.localise_refusal(controls, known.graph, _ends(known)) if words else None
+    if found is None:
+        return
+    op, runs = found
+    entry = advice.for_refusal(op.type, words)
+    text, issue = (entry.text, entry.reference) if entry else ("", "")
+    if runs:
+        known.notes.append(f"With only {op.type} (op {op.index}) kept off the GPU the model runs.")
+    known.refused = (Refusal(op.type, words, 1, _blocks_with(known, known.graph, [op.index]), text, issue),)
+
+
 def settle_death(known: Findings, controls: Controls) -> None:
     """Looks for the op that kills the runtime when the model as it ships does not survive on the GPU."""
     choice = known.choice
     if choice is None or choice.failure is None or known.graph is None:
         return
     failure = choice.failure
+    if failure.status not in (CRASHED, TIMED_OUT):
+        settle_refusal(known, controls)
+        return
     cause = Cause.HANG if failure.status == TIMED_OUT else Cause.CRASH
     culprit = fusion.localise_death(controls, known.graph, block_ops(known), _ends(known), cause, failure.detail)
     known.found.culprits = [culprit] if culprit is not None else []
@@ -227,6 +280,9 @@ def place(known: Findings) -> Placement:
         adapter = log.adapter or result.versions.get("gpu", "")
         why = "The log does not tell" if result.log_text.strip() else "There is no log that tells"
         return Placement(adapter, -1, -1, f"{why} where operations ran.")
+    if not result.ok and log.not_built:
+        line = f"Nothing ran: the delegate could not build the model ({log.not_built.rstrip('.')})."
+        return Placement(log.adapter, 0, 0, line, known.refused, tuple(log.validation_errors))
     gpu, cpu = log.gpu_ops or 0, log.cpu_ops or 0
     whole = {0: "No operation runs", 1: "The only operation runs"}.get(gpu, f"All {gpu} operations run")
     line = log.line or f"{whole} on the GPU."

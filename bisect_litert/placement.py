@@ -28,6 +28,7 @@ _LOGGED = re.compile(r"[IWE]\d{4} |(?:INFO|WARNING|ERROR|Traceback)\b")
 _MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|out of memory|OutOfMemory|VK_ERROR_OUT_OF_\w+_MEMORY|Failed to allocate", re.I
 )
+_BUILD = re.compile(r"Failed to create [\w:]*DelegateKernel\w*: (?P<text>.+)")
 _FOLLOW_UP = "is invalid due to a previous error"
 _VALIDATION = "Validation error: "
 
@@ -97,6 +98,8 @@ class LogFindings:
     """The sentence about memory, or empty."""
     no_gpu_reason: str
     """Why there is no GPU and what to do, or empty."""
+    not_built: str = ""
+    """The delegate's words where it took the graph and then failed to build kernels for it, or empty."""
 
 
 def read(log_text: str, total_ops: int, adapter_line: str = "") -> LogFindings:
@@ -128,7 +131,14 @@ def read(log_text: str, total_ops: int, adapter_line: str = "") -> LogFindings:
         errors=errors,
         out_of_memory=memory,
         no_gpu_reason="" if name else why_no_gpu(log_text),
+        not_built=_not_built(block, errors) if name else "",
     )
+
+
+def _not_built(block: str, errors: tuple[str, ...]) -> str:
+    if "Failed to initialize kernel" not in block:
+        return ""
+    return next((found["text"] for error in errors if (found := _BUILD.match(error))), "Failed to initialize kernel")
 
 
 def heeds(log_text: str, switch: str) -> bool:

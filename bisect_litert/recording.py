@@ -111,7 +111,7 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         notes.append(choice.trouble)
     if choice is not None and choice.repeats is False:
         notes.append("The GPU does not repeat itself: two runs of the shipped graph gave different bits.")
-    if where.refusals:
+    if where.refusals and not known.refused:
         ops = "; ".join(
             f"{r.op} ({r.reason}{': ' + ', '.join(r.blocks[:3]) if r.blocks else ''})" for r in where.refusals[:6]
         )

@@ -40,8 +40,8 @@ import numpy as np
 
 EXIT_DISK_FULL = 74  # EX_IOERR; the parent takes it as "no space left", since no response could be written either
 _DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-# What tells a refusal from another failure: the error's own words from 2.3.0, the delegate's log line in all versions.
-_REFUSED = ("Some ops are not accelerated", "will run on the CPU")
+# What tells a refusal from another failure: the error's own words from 2.3.0, the delegate's log lines in all versions.
+_REFUSED = ("Some ops are not accelerated", "will run on the CPU", "Failed to initialize kernel")
 _SLOW_FIRST_READ = "TensorBufferWrapper error: code=3"
 _SLOW_SECONDS, _READS = 5.0, 60
 _LOG = "stderr.log"

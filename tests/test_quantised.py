@@ -11,6 +11,9 @@ from test_files import bisected
 from bisect_litert import tflite_file
 from bisect_litert.dequantised import as_floats, has_integers, is_hybrid, with_real_weights
 from bisect_litert.graph import Graph
+from bisect_litert.matrix import states
+from bisect_litert.matrix.plan import Target
+from bisect_litert.matrix.table import Code
 from bisect_litert.quantisation import Quantisation, unpack_int4
 from bisect_litert.record import Cause, Mark
 
@@ -93,3 +96,28 @@ def test_a_wrong_kernel_in_an_int8_file_is_found(tmp_path: Path) -> None:
     assert (culprit.block, culprit.cause) == ("rows", Cause.WRONG_KERNEL)
     assert [o.type for o in culprit.ops if o.mark is Mark.CULPRIT] == ["ADD"]
     assert any("stored as integers" in note for note in record.verdict.notes)
+
+
+def widened_by_ops(tmp_path: Path) -> Path:
+    """A file whose 8-bit weights are widened by DEQUANTIZE ops, as weight-only quantisation leaves them."""
+    graph = tflite_file.read(SHIPPED / "keras_dynamic.tflite").graph
+    editor = graph.edit()
+    for t in {t for op in graph.ops for t in op.inputs if graph.tensors[t].constant and graph.tensors[t].quantisation}:
+        wide = editor.real_of(t, 0)
+        editor.rewire(t, wide, skip=[op for op in editor.subgraph.operators if int(op.outputs[0]) == wide])
+    return editor.graph().write(tmp_path / "weight_only.tflite")
+
+
+def test_what_the_delegate_cannot_build_is_not_called_healthy(tmp_path: Path) -> None:
+    record, done = bisected(str(widened_by_ops(tmp_path)), cwd=tmp_path)
+    assert (record.target, record.verdict.cause, done.returncode) == ("gpu", Cause.REJECTED, 125)
+    # Its own words, the op it fails at, and no run that stands in.
+    assert "Shape mismatch" in record.verdict.summary
+    assert "It fails at DEQUANTIZE in head_1" in record.verdict.summary
+    (refusal,) = record.placement.refusals
+    assert (refusal.op, refusal.blocks, record.placement.gpu_ops) == ("DEQUANTIZE", ("head_1",), 0)
+    assert "float16" in record.verdict.next_step
+    assert any("kept off the GPU the model runs" in note for note in record.verdict.notes)
+    assert not any("stands in" in note for note in record.verdict.notes)
+    cell = states.from_record("m", Target("gpu"), record)
+    assert (cell.code, cell.exit_code) == (Code.T_FAIL, 125)

@@ -20,7 +20,7 @@ from bisect_litert.errors import (
 from bisect_litert.matrix.plan import Target
 from bisect_litert.matrix.table import Cell, Code
 from bisect_litert.record import Cause, Comparison, Culprit, Placement, RunRecord
-from bisect_litert.reports.outcome import exit_code, is_emulated
+from bisect_litert.reports.outcome import anything_tested, exit_code, is_emulated
 
 BETWEEN = "between"
 """Between two stages, and before the first: where targets are reached for."""
@@ -93,6 +93,8 @@ def _code(target: Target, record: RunRecord) -> Code:
         return Code.T_SKIP
     if verdict.cause in (Cause.CRASH, Cause.HANG, Cause.CANNOT_TEST):
         return Code.T_FAIL
+    if verdict.cause is Cause.REJECTED and not anything_tested(record):
+        return Code.T_FAIL  # the delegate took it and could not build it
     if verdict.cause in (Cause.CPU_FALLBACK, Cause.REJECTED):
         return Code.REJECT
     if verdict.cause is Cause.REFERENCE:

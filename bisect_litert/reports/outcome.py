@@ -32,7 +32,7 @@ def exit_code(record: RunRecord) -> ExitCode:
         return ExitCode.DIVERGED
     if record.verdict.cause in _NOT_TESTED:
         return ExitCode.CANNOT_TEST
-    if record.verdict.cause in (Cause.CRASH, Cause.HANG) and not anything_tested(record):
+    if record.verdict.cause in (Cause.CRASH, Cause.HANG, Cause.REJECTED) and not anything_tested(record):
         return ExitCode.CANNOT_TEST
     return ExitCode.OK
 
