@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rewritten import Part, difference, on_gpu, proposals, rewritten
 from torch import nn
@@ -109,8 +109,13 @@ def test_what_does_not_cancel_is_left_alone() -> None:
     divisor=st.sampled_from([2, 3, 7, 16, 128]),
     offset=st.integers(-200, 200),
     seed=st.integers(0, 9),
+    how=st.sampled_from(["quotient", "floor division", "rounded"]),
 )
-def test_whole_numbers_modulo_a_whole_number(factors: list[int], divisor: int, offset: int, seed: int) -> None:
+@example(factors=[5, 297], divisor=3, offset=0, seed=0, how="quotient")
+@example(factors=[5, 297], divisor=3, offset=0, seed=0, how="floor division")
+def test_whole_numbers_modulo_a_whole_number(
+    factors: list[int], divisor: int, offset: int, seed: int, how: str
+) -> None:
     torch.manual_seed(seed)
     x = torch.randn(3, 5, dtype=torch.float64) * 100
 
@@ -120,7 +125,12 @@ def test_whole_numbers_modulo_a_whole_number(factors: list[int], divisor: int, o
             total = total + torch.floor(x * 2.0**power) * float(factor)
         return total  # type: ignore[no-any-return]
 
-    module = Part(lambda x: torch.remainder(flat(x), float(divisor)) + torch.floor(flat(x) / float(divisor)))
+    def quotient(x: torch.Tensor) -> torch.Tensor:
+        if how == "rounded":
+            return torch.div(x, float(divisor), rounding_mode="floor")
+        return torch.floor(x / float(divisor)) if how == "quotient" else torch.floor_divide(x, float(divisor))
+
+    module = Part(lambda x: torch.remainder(flat(x), float(divisor)) + quotient(flat(x)))
     for replacement in proposals("cancelling", module, x):
         assert difference(module(x), replacement.build(module)(x)) < 1e-9
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.handlers import Handler, Op, Table, axes_of
 from bisect_litert.rewrites.plain import write
 from bisect_litert.rewrites.region import Region
-from bisect_litert.rewrites.terms import MOST, Book, Summed, Terms, steady
+from bisect_litert.rewrites.terms import MOST, ONE, Book, Summed, Terms, steady
 from bisect_litert.rewrites.tracing import Traced
 from bisect_litert.rewrites.values import Value, true
 
@@ -41,7 +42,7 @@ class _Handlers:
             ("add sub rsub", self.add),
             ("mul", self.multiply),
             ("div", self.divide),
-            ("neg", lambda op: self.kept(op, self.book.of(op["self"]).times(-1.0))),
+            ("neg", lambda op: self.kept(op, self.book.of(op["self"]).times(-ONE))),
             ("pow square", self.square),
             ("mean sum", self.mean),
             ("softmax _softmax log_softmax _log_softmax layer_norm var std", self.blind),
@@ -99,18 +100,22 @@ class _Handlers:
 
     @staticmethod
     def floats(*values: Any) -> bool:
-        return all(not isinstance(v, Value) or v.is_float for v in values)
+        return all(v.is_float if isinstance(v, Value) else math.isfinite(v) for v in values)
+
+    @staticmethod
+    def divides(number: Any) -> bool:
+        return not isinstance(number, Value) and number != 0 and math.isfinite(number)
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def add(self, op: Op) -> Any:
         x, y, alpha = op["self"], op["other"], op.get("alpha", 1)
-        if not self.floats(x, y):
+        if not self.floats(x, y, alpha):
             return NotImplemented
-        left, right = (self.book.of(v) if isinstance(v, Value) else Terms({}, float(v)) for v in (x, y))
+        left, right = (self.book.of(v) if isinstance(v, Value) else Terms({}, Fraction(v)) for v in (x, y))
         if op.name == "rsub":
             left, right = right, left
-        terms, cancelled = left.plus(right, float(alpha) * (1.0 if op.name == "add" else -1.0))
+        terms, cancelled = left.plus(right, Fraction(alpha) * (1 if op.name == "add" else -1))
         return self.kept(op, terms, cancelled)
 
     def multiply(self, op: Op) -> Any:
@@ -119,15 +124,15 @@ class _Handlers:
             return NotImplemented
         if not isinstance(x, Value) or not isinstance(y, Value):
             tensor, number = (x, y) if isinstance(x, Value) else (y, x)
-            return self.kept(op, self.book.of(tensor).times(float(number)))
+            return self.kept(op, self.book.of(tensor).times(Fraction(number)))
         return self.product(op, self.book.of(x), self.book.of(y))
 
     def product(self, op: Op, left: Terms, right: Terms) -> Any:
         if left != right or len(left.factors) + bool(left.offset) > MOST:
-            return Summed(made := self.plain(op), 0, Terms({self.book.enter(made): 1.0}))
-        terms = Terms({}, left.offset * right.offset)
+            return Summed(made := self.plain(op), 0, Terms({self.book.enter(made): ONE}))
+        terms = Terms({}, left.offset * right.offset, left.rounded)
         for a, c in left.factors.items():
-            terms, _ = terms.plus(Terms({a: 2.0 * c * left.offset} if left.offset else {}))
+            terms, _ = terms.plus(Terms({a: 2 * c * left.offset} if left.offset else {}))
             for b, d in right.factors.items():
                 terms, _ = terms.plus(Terms({self.book.square(a, b): c * d}))
         return Summed(self.plain(op), 0, terms)
@@ -140,11 +145,11 @@ class _Handlers:
 
     def divide(self, op: Op) -> Any:
         x, y = op["self"], op["other"]
-        if isinstance(y, Value) or not isinstance(x, Value) or not x.is_float or y == 0:
+        if isinstance(y, Value) or not isinstance(x, Value) or not x.is_float or not self.divides(y):
             return NotImplemented
         if op.get("rounding_mode") == "floor":
             return self.floor_divide(op)
-        return NotImplemented if op.get("rounding_mode") else self.kept(op, self.book.of(x).times(1.0 / y))
+        return NotImplemented if op.get("rounding_mode") else self.kept(op, self.book.of(x).times(1 / Fraction(y)))
 
     def mean(self, op: Op) -> Any:
         x, axes = op["self"], axes_of(op)
@@ -155,7 +160,7 @@ class _Handlers:
         keepdim = bool(op.get("keepdim"))
         count = math.prod(shape[a] for a in axes) if op.name == "sum" else 1
         terms = self.book.of(x)
-        total = Terms({}, terms.offset * count)
+        total = Terms({}, terms.offset * count, terms.rounded)
         for name, factor in terms.factors.items():
             total, _ = total.plus(Terms({self.book.mean(name, axes, keepdim, shape): factor * count}))
         return Summed(self.plain(op), 0, total)
@@ -204,47 +209,56 @@ class _Handlers:
         name = self.book.enter(made)
         if whole:
             self.book.whole.add(name)
-        return Summed(made, 0, Terms({name: 1.0}))
+        return Summed(made, 0, Terms({name: ONE}))
 
     def once(self, op: Op) -> Any:
         return Value(self.plain(op))
 
     def remainder(self, op: Op) -> Any:
         x, m = op["self"], op["other"]
-        if not isinstance(x, Value) or isinstance(m, Value) or not x.is_float or not m:
+        if not isinstance(x, Value) or not x.is_float or not self.divides(m):
             return NotImplemented
-        terms, changed = self.book.of(x), False
-        kept: dict[str, float] = {}
-        for name, factor in terms.factors.items():
-            less = math.fmod(factor, m) if name in self.book.whole else factor
-            changed = changed or less != factor
-            if less:
-                kept[name] = less
-        if not changed:
+        terms = self.book.of(x)
+        less = Terms(
+            {n: self.modulo(c, m) if n in self.book.whole else c for n, c in terms.factors.items()},
+            self.modulo(terms.offset, m),
+            terms.rounded,
+        )
+        if less.factors == terms.factors:
+            return NotImplemented
+        rest = less.less({n for n, c in less.factors.items() if not c})
+        if rest.rounded or rest.over() is None:
             return NotImplemented
         op.change(f"multiples of {m:g} are left out of what is taken modulo {m:g}")
-        rest = self.book.written(Terms(kept, math.fmod(terms.offset, m)), op.node.shape, self.some(op))
-        made: Traced = torch.remainder(rest, m)  # type: ignore[assignment,arg-type]
+        written = self.book.written(rest, op.node.shape, self.some(op))
+        made: Traced = torch.remainder(written, m)  # type: ignore[assignment,arg-type]
         return Value(made)
+
+    @staticmethod
+    def modulo(number: Fraction, m: float) -> Fraction:
+        """What is left of a number without multiples of m, with the number's sign."""
+        left = abs(number) % abs(Fraction(m))
+        return left if number >= 0 else -left
 
     def floor_divide(self, op: Op) -> Any:
         x, m = op["self"], op["other"]
-        if not isinstance(x, Value) or isinstance(m, Value) or not x.is_float or not m:
+        if not isinstance(x, Value) or not x.is_float or not self.divides(m):
             return NotImplemented
-        return self.floored(op, self.book.of(x).times(1.0 / m))
+        return self.floored(op, self.book.of(x).times(1 / Fraction(m)))
 
     def floored(self, op: Op, terms: Terms) -> Any:
-        """floor(c * k + t) is c * k + floor(t) for whole c and k."""
-        out = {n: c for n, c in terms.factors.items() if n in self.book.whole and c == round(c)}
-        if not out:
+        """floor(c * k + t) is c * k + floor(t) for whole c and k. What is left of a quotient is divided by what it was
+        divided by: a product with 1 / 3 is not the same."""
+        out = {n: c for n, c in terms.factors.items() if n in self.book.whole and c.denominator == 1}
+        rest = terms.less(out)
+        if not out or terms.rounded or rest.over() is None:
             return self.entered(op, whole=True)
-        rest = Terms({n: c for n, c in terms.factors.items() if n not in out}, terms.offset)
-        total = Terms(out, math.floor(rest.offset))
+        total = Terms(out, Fraction(math.floor(rest.offset)))
         if rest.factors:
             made: Traced = torch.floor(self.book.written(rest, op.node.shape))  # type: ignore[assignment,arg-type]
             name = self.book.enter(made)
             self.book.whole.add(name)
-            total = Terms({**out, name: 1.0})
+            total = Terms({**out, name: ONE})
         op.change(f"{op.name}: whole numbers are added behind it")
         return Summed(self.book.written(total, op.node.shape, self.some(op)), 0, total)
 
