@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bisect_litert.eager import one_line
+from bisect_litert.eager import one_line, quiet_logging
 from bisect_litert.errors import InputsError, ModelFileError
 from bisect_litert.input_overrides import override
 from bisect_litert.preparation import LoadedModel, assemble
@@ -40,18 +41,19 @@ def load(path: Path, inputs_path: Path | None) -> LoadedModel:
 
     if not path.is_file():
         raise ModelFileError(f"There is no file {path}.", hint="Give a .pt2 file that torch.export.save wrote.")
+    again = "Export it again with this version: torch.export.save(torch.export.export(model, inputs), FILE)."
+    if not zipfile.is_zipfile(path):
+        raise ModelFileError(f"{path.name} is no .pt2 archive, or only a part of one.", hint=again)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), quiet_logging():
             warnings.simplefilter("ignore")
             program = torch.export.load(path)
             module = torch.export.unflatten(program)
     except Exception as error:
-        raise ModelFileError(
-            f"{path.name} cannot be read by torch {torch.__version__}: {one_line(error)}.",
-            hint="Export it again with this version: torch.export.save(torch.export.export(model, inputs), FILE).",
-        ) from None
-    # torch's own classes say so whenever the module is copied.
-    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        said = one_line(error).rstrip(".")
+        if "check the warnings above" in said:  # which is torch's log of what it tried first, and is not shown
+            said = "it is no archive of torch.export, or was made by another version"
+        raise ModelFileError(f"{path.name} cannot be read by torch {torch.__version__}: {said}.", hint=again) from None
     _restore(module, program)
     args, kwargs = program.example_inputs or ((), {})
     notes: tuple[str, ...] = ()

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import logging
 import os
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,10 +45,13 @@ def copy_module(module: torch.nn.Module, *, share_parameters: bool = True) -> to
                     memo[id(tensor)] = tensor.detach().clone()
     if share_parameters:
         memo.update((id(parameter), parameter) for parameter in module.parameters())
-    try:
-        duplicate = copy.deepcopy(module, dict(memo))
-    except Exception:
-        duplicate = _copy_by_parts(module, memo)
+    with warnings.catch_warnings():
+        # What an exported module holds of torch's own classes says so whenever it is copied.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        try:
+            duplicate = copy.deepcopy(module, dict(memo))
+        except Exception:
+            duplicate = _copy_by_parts(module, memo)
     return duplicate
 
 
@@ -91,6 +96,16 @@ def quiet_stdout() -> Iterator[None]:
     """Sends what the user's code prints to stderr: our stdout is the answer, and may be JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+@contextlib.contextmanager
+def quiet_logging() -> Iterator[None]:
+    """Keeps torch from logging its own traceback of an error that we turn into a sentence."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int = 0) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import logging
 import operator
 import re
 import warnings
@@ -270,7 +269,7 @@ def _exporting() -> Iterator[None]:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with warnings.catch_warnings(), eager.quiet_stdout(), _quiet_torch(), torch.no_grad():
+        with warnings.catch_warnings(), eager.quiet_stdout(), eager.quiet_logging(), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
@@ -280,16 +279,6 @@ def _exporting() -> Iterator[None]:
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-
-
-@contextlib.contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """Keeps torch from logging its own traceback of an error that we turn into a sentence."""
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import subprocess
 import sys
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from bisect_litert import blocks, model_file
+from bisect_litert import blocks, eager, model_file
 from bisect_litert.errors import InputsError, ModelFileError
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"
@@ -72,12 +76,30 @@ def test_inputs_by_name_and_position(archive: Path, tmp_path: Path, key: str) ->
         model_file.load(str(archive), inputs_path=tmp_path / "in.npz")
 
 
-def test_what_is_no_archive(tmp_path: Path) -> None:
-    (tmp_path / "m.pt2").write_bytes(b"PK\x03\x04 no")
-    with pytest.raises(ModelFileError, match=r"m\.pt2 cannot be read by torch"):
-        model_file.load(str(tmp_path / "m.pt2"))
+def test_what_is_no_archive(
+    tmp_path: Path, archive: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torch.export"), "handlers", [caplog.handler])
+    whole = archive.read_bytes()
+    (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelFileError, match=r"cut\.pt2 is no \.pt2 archive, or only a part of one\."):
+        model_file.load(str(tmp_path / "cut.pt2"))
+    with zipfile.ZipFile(tmp_path / "zip.pt2", "w") as file:
+        file.writestr("zip/model.json", "{}")
+    with pytest.raises(ModelFileError, match=r"zip\.pt2 cannot be read by torch [^:]*: it is no archive of .*\w\.$"):
+        model_file.load(str(tmp_path / "zip.pt2"))
     with pytest.raises(ModelFileError, match="There is no file"):
         model_file.load(str(tmp_path / "other.pt2"))
+    assert not caplog.records  # torch logs the traceback of what it tried first
+
+
+def test_a_copy_says_nothing_of_what_torch_deprecates(archive: Path) -> None:
+    module = model_file.load(str(archive)).module
+    with pytest.warns(FutureWarning, match="LeafSpec"):
+        copy.deepcopy(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eager.copy_module(module)
 
 
 def test_op_and_line_are_found_and_nothing_is_printed_besides(tmp_path: Path) -> None:
