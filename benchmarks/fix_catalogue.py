@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from math import isnan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def measure(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _json(value: float) -> float | None:
-    return None if isnan(value) else float(f"{value:.2g}")
+    return float(f"{value:.2g}") if isfinite(value) else None
 
 
 def page(numbers: Mapping[str, Mapping[str, Any]]) -> str:

@@ -115,7 +115,7 @@ def list_blocks(loaded: Runnable, patterns: Sequence[str] = ()) -> tuple[BlockRo
     except Exception as error:
         raise InputsError(
             f"The model's forward fails on these inputs: {eager.one_line(error)}.",
-            hint="Fix the inputs or the model; the traceback is below.",
+            hint="Fix the inputs or the model.",
             detail=eager.user_traceback(error),
         ) from None
     return tuple(

@@ -53,7 +53,7 @@ def _explain(error: Exception, module: Any = None) -> ConversionError:
         for line in lines
         if re.search(r"(?i)not (?:be )?(?:legal|support|implement)|unsupported|no lowering|failed to|error:", line)
     ]
-    hint = "Rewrite that operation, or leave the module out: the converter's own words are below and in the log."
+    hint = "Rewrite that operation, or leave the module out; the log has all the converter said."
     first = (telling or lines or [type(error).__name__])[0]
     if lines and "data-dependent expression" in lines[0]:  # its later lines say "error:" as well, and nothing else
         first = lines[0].split("  (")[0].split(" (unhinted")[0].rstrip(".")

@@ -1,12 +1,14 @@
 """What can go wrong on purpose, each with the exit code it ends in.
 
 An error says in one sentence what happened and in another what to do next. One place prints it (`cli.main`); anything
-that
-is not a `BisectError` is a bug of ours and keeps its traceback.
+that is not a `BisectError` is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -53,7 +55,17 @@ class InputsError(UsageError):
 
 
 class BlockSelectionError(UsageError):
-    """A block pattern matches no module."""
+    """A block pattern matches no module; MODEL in the hint stands for what the user calls it (`naming`)."""
+
+
+@contextmanager
+def naming(model: str) -> Iterator[None]:
+    """Puts the model as it was typed into the command that a selection's error suggests."""
+    try:
+        yield
+    except BlockSelectionError as error:
+        error.hint = error.hint.replace("blocks MODEL", f"blocks {shlex.quote(model)}")
+        raise
 
 
 class RunFolderError(UsageError):

@@ -14,6 +14,8 @@ from bisect_litert.errors import RunFolderError
 from bisect_litert.record import Cause, Word, json_converter
 
 FIX_SCHEMA = 1
+FIX_FOLDER = "fix"
+"""In the run folder, where no other place is asked for."""
 FIX_FILE = "fix.json"
 
 
@@ -70,10 +72,11 @@ class Attempt:
     torch64: float = nan
     """The same in fp64."""
     block_error: float = nan
-    """Local relative L2 error of the block on the GPU after it."""
+    """Local relative L2 error of the block on the GPU after it; inf when something is not finite, nan when it was not
+    measured."""
     block_ratio: float = nan
     output_error: float = nan
-    """Largest relative L2 error of a model output on the GPU; nan when not run or not finite."""
+    """Largest relative L2 error of a model output on the GPU; inf when one is not finite, nan when not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class FixRecord:
     diverged_before: bool
     diverged_after: bool
     output_before: float
-    """Largest relative L2 error of a model output on the GPU; nan when one is not finite."""
+    """Largest relative L2 error of a model output on the GPU; inf when not finite, nan when none was measured."""
     output_after: float
     torch32: float
     torch64: float

@@ -10,7 +10,7 @@ from bisect_litert.device_folder import DeviceFolder
 from bisect_litert.errors import UsageError
 from bisect_litert.jobs import JobRunner
 from bisect_litert.recorded_runner import RecordedRunner
-from bisect_litert.request import BisectRequest
+from bisect_litert.request import RUNNER_PYTHON, BisectRequest
 from bisect_litert.routing import RoutedRunner
 from bisect_litert.runners import Runner, worker_command
 from bisect_litert.ssh_channel import host_of, parse_ssh
@@ -64,6 +64,11 @@ def check(request: BisectRequest) -> None:
     command = parse_command(request.runner)
     if _is_ssh(command):
         parse_ssh(command[:-2])
+    elif request.runner_python != RUNNER_PYTHON:
+        raise UsageError(
+            "--runner-python names the Python that ssh starts, and --runner is another command.",
+            hint="Let that command choose its own.",
+        )
 
 
 def device_name(request: BisectRequest) -> str | None:

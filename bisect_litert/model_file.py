@@ -231,7 +231,7 @@ def _guarded(function: Callable[[], Any], failure: str, seed: int) -> Any:
         ) from None
     except Exception as error:
         raise ModelFileError(
-            f"{failure}: {one_line(error)}.", hint="Fix it there; the traceback is below.", detail=user_traceback(error)
+            f"{failure}: {one_line(error)}.", hint="Fix it there.", detail=user_traceback(error)
         ) from None
 
 

@@ -41,10 +41,11 @@ class RecordedRunner:
             notes.append(f"Results that no entry of the manifest asks for were left out: {', '.join(strangers[:5])}.")
         if self._waiting:
             some = ", ".join(self._waiting[:6]) + (" ..." if len(self._waiting) > 6 else "")
-            runs = "1 run has" if len(self._waiting) == 1 else f"{len(self._waiting)} runs have"
+            one = len(self._waiting) == 1
+            runs = "1 run has" if one else f"{len(self._waiting)} runs have"
             notes.append(
-                f"{runs} no result from the device yet ({some}): what they would tell is left open, and the next round "
-                "of the export asks for them."
+                f"{runs} no result from the device yet ({some}): what {'it' if one else 'they'} would tell is left "
+                f"open, and the next round of the export asks for {'it' if one else 'them'}."
             )
         return notes
 

@@ -54,7 +54,8 @@ def _answer(command: list[str], scratch: Path) -> tuple[str, dict[str, Any]]:
             timeout=TIME_LIMIT,
             env=_environment(scratch, command[0]),
         )
-        text, why = done.stdout, f"it ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]  # the last line names the error
+        text, why = done.stdout, f"it ended with {done.returncode}{': ' + said[-1][:300] if said else ''}"
     except subprocess.TimeoutExpired:
         text, why = "", f"it gave no answer within {TIME_LIMIT:g} s"
     except OSError as error:

@@ -7,6 +7,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+
 from bisect_litert.errors import ExitCode, RunFolderError
 from bisect_litert.reenacting import run_script
 from bisect_litert.repro_script import DIFFERENT, FIXED, SAME
@@ -46,7 +48,7 @@ def replay(bundle: Path, python: str) -> Replay:
         python: The interpreter to run it with, which needs numpy and ai-edge-litert only.
 
     Raises:
-        RunFolderError: It holds no reproduction.
+        RunFolderError: It holds no reproduction, or only a part of one.
     """
     with tempfile.TemporaryDirectory(prefix="bisect-litert-") as scratch:
         folder = _unpacked(bundle, Path(scratch) / "bundle") if bundle.is_file() else bundle
@@ -58,6 +60,7 @@ def replay(bundle: Path, python: str) -> Replay:
             kept = Reproduction.load(place)
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{bundle} cannot be read: {error}.", hint="Make the bundle again.") from None
+        _check_files(place, kept, bundle)
         text, answer = run_script(place, Path(scratch), python)
     result = str(answer.get("result", ""))
     word = _WORDS.get(result, "cannot test")
@@ -70,6 +73,19 @@ def replay(bundle: Path, python: str) -> Replay:
         now=_line(str(answer.get("version", "")), str(answer.get("adapter", ""))),
         exit_code=codes.get(word, ExitCode.CANNOT_TEST),
     )
+
+
+def _check_files(place: Path, kept: Reproduction, bundle: Path) -> None:
+    """Raises: RunFolderError: A file that repro.json names is missing or damaged."""
+    hint = "Get the whole bundle once more, or make it again with `bisect-litert bundle`."
+    for file in (t.file for t in (*kept.inputs, *kept.outputs)):
+        try:
+            np.load(place / file, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError:
+            raise RunFolderError(f"{bundle} lacks {file}, which its {FILE} names.", hint=hint) from None
+        except (OSError, ValueError, EOFError) as error:
+            said = str(error).rstrip(".")
+            raise RunFolderError(f"{file} of {bundle} is damaged: {said}.", hint=hint) from None
 
 
 def _line(version: str, adapter: str) -> str:

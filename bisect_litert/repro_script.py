@@ -304,9 +304,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="show what LiteRT prints")
     options = parser.parse_args(arguments)
     folder = options.folder
-    about = json.loads((folder / "repro.json").read_text(encoding="utf-8"))
-    inputs = {t["name"]: np.load(folder / t["file"], allow_pickle=False) for t in about["inputs"]}
-    expected = {t["name"]: np.load(folder / t["file"], allow_pickle=False) for t in about["outputs"]}
+    try:
+        about = json.loads((folder / "repro.json").read_text(encoding="utf-8"))
+        inputs = {t["name"]: np.load(folder / t["file"], allow_pickle=False) for t in about["inputs"]}
+        expected = {t["name"]: np.load(folder / t["file"], allow_pickle=False) for t in about["outputs"]}
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as failure:
+        print(f"CANNOT BE TESTED here: the reproduction is incomplete or damaged ({failure})")
+        return CANNOT_TEST
     if about.get("tapped"):
         about["tapped"] = Path(str(about["tapped"])).name  # never outside its own folder
     runs, answer = examine(about, folder / "model.tflite", inputs, expected, options.verbose)

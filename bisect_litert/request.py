@@ -10,6 +10,7 @@ from typing import Literal
 from bisect_litert.record import RunRecord, Settings
 
 DEFAULTS = Settings()
+RUNNER_PYTHON = "python3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class BisectRequest:
     runner: str = ""
     """Where GPU jobs run instead: "ssh HOST" (with any options of ssh in between), or a command that takes a request
     folder and leaves a response folder."""
-    runner_python: str = "python3"
+    runner_python: str = RUNNER_PYTHON
     """Interpreter on the machine that `runner` reaches over ssh."""
     python: str = ""
     """Interpreter of another environment on this machine, whose ai-edge-litert runs the GPU jobs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -128,6 +129,24 @@ def test_a_damaged_reproduction_is_no_fault(tmp_path: Path) -> None:
     script_file = Path(repro_script.__file__)
     done = subprocess.run([sys.executable, str(script_file), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 125
+    assert "incomplete or damaged" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("stem", ["in_", "expected_"])
+def test_a_bundle_that_lost_a_file_is_refused_in_a_sentence(
+    kernel: tuple[Bundle, list[str]], tmp_path: Path, stem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(kernel[0].folder, tmp_path / "bundle")
+    lost = next((tmp_path / "bundle" / "repro").glob(f"{stem}*.npy"))
+    lost.write_bytes(lost.read_bytes()[:-7])
+    assert main(["replay", str(tmp_path / "bundle")]) == 2
+    assert f"{lost.name} of {tmp_path / 'bundle'} is damaged" in capsys.readouterr().err
+    lost.unlink()
+    assert main(["replay", str(tmp_path / "bundle")]) == 2
+    told = capsys.readouterr().err
+    assert f"lacks {lost.name}, which its repro.json names." in told
+    assert "Traceback" not in told
 
 
 def test_replay_says_same_of_folder_and_zip(

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from math import inf, nan
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 
 from bisect_litert import cli, run_folder
 from bisect_litert.errors import ConversionError, ExitCode, RunFolderError
+from bisect_litert.fix_record import FixRecord
 from bisect_litert.record import RunRecord
 from bisect_litert.reports import UnwrittenError, markdown, write_all
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted
@@ -205,6 +207,36 @@ def test_a_full_disk_still_prints_the_answer(job: Bisection, capsys: pytest.Capt
     assert "OVERFLOW in enc.b3" in out
     assert "Files" not in out
     assert "No space left" in err
+
+
+def test_a_fix_ends_with_what_is_left_and_says_where_it_lies(
+    job: Bisection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixing = ModuleType("bisect_litert.fixing.run")
+    monkeypatch.setitem(sys.modules, fixing.__name__, fixing)
+    files = {"rewrites.py": "apply(model) makes the replacements"}
+    made = FixRecord("m.py", "gpu", (), True, False, inf, 1e-4, 0.0, nan, None, "", 1.0, {}, files=files)
+    fixing.__dict__["fix_record"] = lambda *_, **__: made
+    assert cli.main(["m.py", "--fix", "--out", "r", "-q"]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert "files      r/fix/\n" in told
+    assert "outputs    not finite before, off by 1.0e-4 after\n" in told
+    assert "copy r/fix/rewrites.py beside your code" in told
+    left = replace(made, diverged_after=True)
+    fixing.__dict__["fix_record"] = lambda *_, **__: left
+    assert cli.main(["m.py", "--fix", "--out", "r", "--force", "-q"]) == ExitCode.DIVERGED
+    assert "bisect-litert bundle r, to report what is left" in capsys.readouterr().out
+
+    def stopped(*_: object, **__: object) -> FixRecord:
+        raise KeyboardInterrupt
+
+    fixing.__dict__["fix_record"] = stopped
+    assert cli.main(["m.py", "--fix", "--out", "r", "--force", "-q"]) == ExitCode.CANNOT_TEST
+    assert "r/ keeps the run and its verdict" in (err := capsys.readouterr().err)
+    assert "bisect-litert fix r\n" in err
+    job.result = sample.healthy()
+    assert cli.main(["m.py", "--fix", "--out", "r", "--force", "-q"]) == ExitCode.OK
+    assert "Nothing to fix" in capsys.readouterr().out
 
 
 # -- blocks and report ------------------------------------------------------------------------------------------------

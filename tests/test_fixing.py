@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 from benchmarks.fix_examples import EXAMPLES, Does, load
 from bisect_litert import bisection, preparation
 from bisect_litert.errors import UsageError
-from bisect_litert.fix_record import FixRecord, Outcome, Reached
+from bisect_litert.fix_record import Attempt, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import engine, faults, patching, rewrites_file, trial
 from bisect_litert.fixing.check import check
 from bisect_litert.fixing.folder import leave
@@ -24,6 +25,7 @@ from bisect_litert.fixing.run import fix_run
 from bisect_litert.record import Cause, Culprit, Verdict
 from bisect_litert.reports import fix as report
 from bisect_litert.request import BisectRequest
+from bisect_litert.rewrites import emission
 from bisect_litert.rewrites.catalogue import rewrites
 from bisect_litert.rewrites.contract import Change, Replacement, Rewrite
 
@@ -258,3 +260,26 @@ def test_every_rewrite_has_an_example_and_the_page_is_up_to_date() -> None:
 def test_a_report_without_culprits_says_so() -> None:
     empty = FixRecord("m", "gpu", (), False, False, nan, nan, 0.0, nan, None, "", 1.0, {})
     assert report.text(empty).startswith("Nothing to fix")
+
+
+def test_what_is_not_finite_and_what_was_not_measured_are_told_apart() -> None:
+    attempt = Attempt("r", "A rewrite", "b", Reached.PROVEN, "", 0.0, nan, 3.9e-4, nan, 9e-4)
+    fixed = CulpritFix("b", Cause.OVERFLOW, "", "EXP in b", False, Outcome.FIXED, "", inf, nan, (attempt,))
+    record = FixRecord("m", "gpu", (fixed,), True, False, inf, 9e-4, 0.0, nan, None, "", 1.0, {})
+    told = report.text(record)
+    assert "  block      not finite before, off by 3.9e-4 after\n" in told
+    assert "outputs    not finite before, off by 9.0e-4 after\n" in told
+    assert "0 in fp32, it does not run in fp64" in told
+    assert "not finite → 3.9e-4" in report.markdown(record)
+    still = replace(fixed, outcome=Outcome.UNFIXED, before_error=nan, why_not="it is as it was")
+    assert "torch " not in report.text(replace(record, culprits=(still,)))
+
+
+def test_a_docstring_is_wrapped_once() -> None:
+    text = " ".join(["Stored under a power of two, which changes no digit."] * 6)
+    doc = "\n".join(textwrap.wrap(text, 116)) + "\n\nWritten otherwise:\n\n- first line\n- second line\n  and on"
+    lines = emission._docstring(doc)
+    paragraph = lines[: lines.index("")]
+    assert " ".join(line.strip().strip('"') for line in paragraph) == text
+    assert all(len(line) > 90 for line in paragraph[:-1])
+    assert lines[-3:] == ["    - first line", "    - second line and on", '    """']

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from bisect_litert.cli.printing import emit, rendered
-from bisect_litert.errors import ExitCode
+from bisect_litert.errors import ExitCode, naming
 
 
 @click.command()
@@ -25,6 +25,7 @@ def blocks(model: str, blocks: tuple[str, ...], inputs: Path | None, seed: int, 
     from bisect_litert.subjects.opening import list_blocks
 
     request = BisectRequest(model=model, blocks=blocks, inputs=inputs, seed=seed, signature=signature)
-    rows = [row for row in list_blocks(request) if row.selected or not blocks]
+    with naming(model):
+        rows = [row for row in list_blocks(request) if row.selected or not blocks]
     emit(rendered(lambda console: render(rows, console)))
     return ExitCode.OK

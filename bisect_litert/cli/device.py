@@ -9,7 +9,7 @@ import click
 
 from bisect_litert.cli.printing import emit, print_record, progress_console
 from bisect_litert.cli.run import AT_LEAST_1
-from bisect_litert.errors import ExitCode
+from bisect_litert.errors import ExitCode, naming
 
 
 @click.command(short_help="Write what a phone has to run to bisect MODEL there.")
@@ -34,7 +34,11 @@ def export(model: str, out: Path, tap_memory: float, quiet: bool, verbose: bool,
     from bisect_litert.request import BisectRequest
 
     request = BisectRequest(model=model, tap_memory=int(tap_memory * 2**20), **options)
-    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+    with (
+        naming(model),
+        progress_console() as err,
+        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
+    ):
         from bisect_litert.exporting import export as write
 
         made = write(request, out, on_progress)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ import click
 
 from bisect_litert.cli.printing import emit, progress_console
 from bisect_litert.errors import ExitCode
+from bisect_litert.fix_record import FIX_FOLDER
 
 if TYPE_CHECKING:
     from bisect_litert.record import RunRecord
@@ -41,21 +44,55 @@ def fix(
     from bisect_litert.reports import fix as report
     from bisect_litert.reports.progress import ProgressDrawer
 
-    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+    folder = run if run.is_dir() else run.parent
+    with (
+        _stoppable(folder),
+        progress_console() as err,
+        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
+    ):
         from bisect_litert.fixing.run import fix_run
 
         record = fix_run(run, on_progress, model=model, inputs=inputs, out=out, tflite=tflite)
-    emit(record.to_json() if as_json else report.text(record))
+    if as_json:
+        emit(record.to_json())
+    else:
+        emit(report.text(record, out or folder / FIX_FOLDER, folder))
     return ExitCode.DIVERGED if record.diverged_after else ExitCode.OK
 
 
-def fix_after(record: RunRecord, folder: Path, request: BisectRequest, *, quiet: bool, verbose: bool) -> None:
-    """Does what `fix` does for a run that was just made."""
+def fix_after(record: RunRecord, folder: Path, request: BisectRequest, *, quiet: bool, verbose: bool) -> ExitCode:
+    """Does what `fix` does for a run that was just made, and ends with what it ends with.
+
+    A run that has nothing to fix keeps its own exit code.
+    """
+    from bisect_litert.fixing.faults import faults_of
     from bisect_litert.reports import fix as report
+    from bisect_litert.reports.outcome import exit_code
     from bisect_litert.reports.progress import ProgressDrawer
 
-    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+    if not faults_of(record):
+        emit("\nNothing to fix: the run found no culprit.\n")
+        return exit_code(record)
+    with (
+        _stoppable(folder),
+        progress_console() as err,
+        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
+    ):
         from bisect_litert.fixing.run import fix_record
 
         found = fix_record(record, folder, request, on_progress)
-    emit("\n" + report.text(found))
+    emit("\n" + report.text(found, folder / FIX_FOLDER, folder))
+    return ExitCode.DIVERGED if found.diverged_after else ExitCode.OK
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Lets Ctrl-C say what is kept, and how to start again."""
+    from bisect_litert.reports import formats
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"Stopped. {folder}/ keeps the run and its verdict; of the fix nothing is kept yet.", err=True)
+        click.echo(f"To start the fix again: bisect-litert fix {formats.quote(str(folder))}", err=True)
+        raise click.exceptions.Exit(ExitCode.CANNOT_TEST) from None

@@ -11,7 +11,8 @@ import click
 
 from bisect_litert.cli.group import DEFAULT_COMMAND
 from bisect_litert.cli.printing import print_record, progress_console
-from bisect_litert.errors import BisectError, ExitCode
+from bisect_litert.cli.refusals import refuse_unused
+from bisect_litert.errors import BisectError, ExitCode, naming
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 AT_LEAST_1 = click.FloatRange(min=1)
@@ -83,10 +84,7 @@ def run(
     from bisect_litert.reports.progress import ProgressDrawer
     from bisect_litert.request import BisectRequest, Interrupted
 
-    if predict and (then_view or then_fix):
-        raise click.UsageError("--view and --fix need a run, and --predict makes none.")
-    if predict and options["runner"]:
-        raise click.UsageError("--predict runs nothing on a GPU, so there is nothing for --runner to run.")
+    refuse_unused(click.get_current_context())
     if then_view:
         from bisect_litert.tui import check_terminal
 
@@ -95,8 +93,6 @@ def run(
     run_folder.check(folder, options["force"])
     request = BisectRequest(model=model, out=folder, tap_memory=int(tap_memory * 2**20), cache=not no_cache, **options)
     if runtime:
-        if predict or request.no_gpu or (then_view and len(runtime) > 1):
-            raise click.UsageError("--runtime compares GPU results: leave --predict, --no-gpu and --view out.")
         from bisect_litert.cli.runtimes import resolve_all, survey
 
         found = resolve_all(runtime, quiet=quiet)
@@ -108,7 +104,11 @@ def run(
     again = shlex.join(words)
     interrupted = False
     if predict:
-        with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+        with (
+            naming(model),
+            progress_console() as err,
+            ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
+        ):
             from bisect_litert.predicting import run_prediction
 
             record = run_prediction(request, on_progress)
@@ -117,7 +117,11 @@ def run(
         print_record(record, form, None, verbose, model)
         return exit_code(record)
     try:
-        with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+        with (
+            naming(model),
+            progress_console() as err,
+            ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
+        ):
             from bisect_litert.bisection import run_bisection
 
             record = run_bisection(request, on_progress)
@@ -140,15 +144,16 @@ def run(
     if interrupted:
         click.echo(_kept(folder), err=True)
         return exit_code(record)
-    if then_fix and not as_json:
+    code = exit_code(record)
+    if then_fix:
         from bisect_litert.cli.fix import fix_after
 
-        fix_after(record, folder, request, quiet=quiet, verbose=verbose)
+        code = fix_after(record, folder, request, quiet=quiet, verbose=verbose)
     if then_view:
         from bisect_litert.tui import view_record
 
         view_record(record, folder)
-    return exit_code(record)
+    return code
 
 
 def _kept(folder: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bisect_litert.cli.printing import emit, progress_console, rendered
-from bisect_litert.errors import ExitCode
+from bisect_litert.errors import ExitCode, naming
 from bisect_litert.request import BisectRequest
 from bisect_litert.runtimes import Runtime
 
@@ -38,7 +38,11 @@ def survey(
     from bisect_litert.request import Interrupted
 
     folder = request.out or Path()
-    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+    with (
+        naming(request.model),
+        progress_console() as err,
+        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
+    ):
         from bisect_litert.surveying import run_survey, survey_exit_code
 
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isclose, isnan, nan
+from math import inf, isclose, isfinite, nan
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def another(culprit: Culprit, before: RunRecord, later: Culprit, after: RunRecor
     if (later.cause, kind_of(later)) != (culprit.cause, kind_of(culprit)):
         return True
     errors = [block_errors(record, culprit.block)[0] for record in (before, after)]
-    return not (isnan(errors[0]) and isnan(errors[1])) and not isclose(*errors, rel_tol=0.05)
+    return any(map(isfinite, errors)) and not isclose(*errors, rel_tol=0.05)
 
 
 def region_paths(model: object, culprit: Culprit) -> tuple[str, ...]:
@@ -81,15 +81,18 @@ def place_of(culprit: Culprit) -> str:
 
 
 def block_errors(record: RunRecord, block: str) -> tuple[float, float]:
-    """Returns a block's local relative L2 error on the target, and its ratio; nan where it was not measured."""
+    """Returns a block's local relative L2 error on the target, and its ratio.
+
+    Both are nan where they were not measured; the error is inf where something is not finite.
+    """
     row = next((b for b in record.blocks if b.name == block), None)
     if row is None:
         return nan, nan
     run = RunName.GPU if RunName.GPU in row.errors else RunName.FP16
     local = row.errors[run].local if run in row.errors else None
-    if local is None or not local.finite_agreement:
+    if local is None:
         return nan, row.ratio
-    return local.relative_l2, row.ratio
+    return (local.relative_l2 if local.finite_agreement else inf), row.ratio
 
 
 def right_in(record: RunRecord, block: str) -> bool:
@@ -101,11 +104,11 @@ def right_in(record: RunRecord, block: str) -> bool:
 
 
 def output_error(record: RunRecord) -> float:
-    """Returns the largest relative L2 error of a model output; nan when one is not finite or none was measured."""
+    """Returns the largest relative L2 error of a model output; inf when not finite, nan when none was measured."""
     errors = []
     for output in record.outputs:
         comparison = output.untapped or output.comparison
         if comparison is None:
             continue
-        errors.append(comparison.relative_l2 if comparison.finite_agreement else nan)
+        errors.append(comparison.relative_l2 if comparison.finite_agreement else inf)
     return float(np.max(errors)) if errors else nan

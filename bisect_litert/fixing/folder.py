@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 
 from bisect_litert.errors import RunFolderError
-from bisect_litert.fix_record import FIX_FILE, FixRecord, Outcome
+from bisect_litert.fix_record import FIX_FILE, FIX_FOLDER, FixRecord, Outcome
 from bisect_litert.fixing import rewrites_file
 from bisect_litert.fixing.engine import Fixed
 from bisect_litert.fixing.finishing import finish
@@ -20,7 +20,7 @@ from bisect_litert.fixing.patching import PATCH, patch_of
 from bisect_litert.reports import fix as report
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 
-FOLDER = "fix"
+FOLDER = FIX_FOLDER
 CHECK_LIMIT = 900.0
 """Seconds the independent check may take: it loads, converts and builds all kernels anew."""
 
@@ -107,7 +107,8 @@ def _checked(record: FixRecord, request: BisectRequest, folder: Path) -> FixReco
     except (subprocess.TimeoutExpired, ValueError, IndexError):
         return replace(record, checked="the check of the saved files did not end")
     error, torch32 = (nan if found[key] is None else float(found[key]) for key in ("output_error", "torch32"))
-    said = f"{rewrites_file.NAME} applied in a process of its own: outputs off by {error:.2g}, torch by {torch32:.2g}"
+    outputs = f"not right: {found['detail'] or 'one is not finite'}" if isnan(error) else f"off by {error:.2g}"
+    said = f"{rewrites_file.NAME} applied in a process of its own: outputs {outputs}, torch off by {torch32:.2g}"
     record = replace(record, checked=said)
     if not found["complaint"] and (record.diverged_after or (found["on_gpu"] and error <= request.output_limit)):
         return record

@@ -164,7 +164,7 @@ class _Reader:
         tap = values.get("tap", defaults.get("tap", "auto"))
         if tap not in ("auto", "reexport"):
             raise self._error(f"tap is {tap!r}", "tap", 'Write "auto" or "reexport".', number)
-        return replace(Model(**{**defaults, **values}), targets=tuple(chosen))
+        return replace(Model(**{**_heeded(defaults, values), **values}), targets=tuple(chosen))
 
     def _section(self, entry: Any, known: Mapping[str, _Kind], what: str, start: int) -> dict[str, Any]:
         """Checks keys and values of a table; list values become tuples, dashes in keys underscores."""
@@ -216,6 +216,15 @@ class _Reader:
         pattern = re.compile(rf"[\s{{,\[]*[\"']?{re.escape(key).replace('_', '[-_]')}[\"']?\s*[=\]]")
         found = (i for i, line in enumerate(self.lines[start - 1 :], start) if pattern.match(line))
         return next(found, start)
+
+
+def _heeded(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that a model has a use for: a list of modules and files shares one section of them."""
+    alone = str(values["model"]).endswith(".tflite")
+    shipped = alone or bool(values.get("tflite", defaults.get("tflite")))
+    unused = {"int_high"} if not alone else set()
+    unused |= {"tap"} if shipped else {"signature"}
+    return {key: value for key, value in defaults.items() if key not in unused}
 
 
 def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:

@@ -144,7 +144,8 @@ def from_error(model: str, target: Target, stage: str, error: BisectError) -> Ce
         error: What was raised.
     """
     code = _by_error(stage, error)
-    summary = " ".join(part for part in (error.message, error.hint) if part)
+    more = "The cell's log has more." if error.detail else ""
+    summary = " ".join(part for part in (error.message, error.hint, more) if part)
     cause = Cause.REFERENCE if isinstance(error, UnfitReferenceError) else Cause.CANNOT_TEST
     return Cell(model, target.name, code, cause=cause, summary=summary, exit_code=ExitCode.CANNOT_TEST)
 

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from math import isnan
+from math import isfinite, isinf, isnan
+from pathlib import Path
 
 from bisect_litert.fix_record import Attempt, Costs, CulpritFix, FixRecord, Outcome, Reached
+from bisect_litert.reports import formats
+
+REWRITES, PATCH = "rewrites.py", "fix.patch"
+"""Files of a cure, as `FixRecord.files` calls them."""
 
 
-def text(record: FixRecord) -> str:
-    """The answer on stdout."""
+def text(record: FixRecord, folder: Path | None = None, run: Path | None = None) -> str:
+    """The answer on stdout.
+
+    Args:
+        record: What was tried.
+        folder: Where the cure lies, to name it and what to do with it.
+        run: The run folder that was fixed.
+    """
     lines = [headline(record), ""]
     for culprit in record.culprits:
         lines += [*_culprit(culprit), ""]
     lines += _whole(record)
+    if folder is not None:
+        lines.append(f"{'files':10} {folder}/")
+    lines += [
+        f"{'' if i or folder else 'files':10} {name}: {what}" for i, (name, what) in enumerate(record.files.items())
+    ]
+    if folder is not None:
+        lines += [f"{'' if i else 'next':10} {line}" for i, line in enumerate(_next(record, folder, run))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _next(record: FixRecord, folder: Path, run: Path | None) -> list[str]:
+    """What to do with what was left behind."""
+    lines = []
+    if PATCH in record.files:
+        lines.append(f"patch -p1 < {formats.quote(str(folder / PATCH))}, in the model's folder; or")
+    if REWRITES in record.files:
+        lines.append(f"copy {folder / REWRITES} beside your code; with the weights loaded, before you convert:")
+        lines.append("  from rewrites import apply; model = apply(model)")
+    if run is not None and record.diverged_after:
+        lines.append(f"bisect-litert bundle {formats.quote(str(run))}, to report what is left")
+    return lines
 
 
 def headline(record: FixRecord) -> str:
@@ -31,8 +62,8 @@ def markdown(record: FixRecord) -> str:
     lines += ["| block | cause | outcome | rewrite | local error | ratio |", "| --- | --- | --- | --- | --- | --- |"]
     for c in record.culprits:
         done = c.fix if c.outcome is Outcome.FIXED else None
-        error = f"{_number(c.before_error)} → {_number(done.block_error)}" if done else _number(c.before_error)
-        ratio = f"{_number(c.before_ratio)} → {_number(done.block_ratio)}" if done else _number(c.before_ratio)
+        error = f"{_error(c.before_error)} → {_error(done.block_error)}" if done else _error(c.before_error)
+        ratio = f"{_ratio(c.before_ratio)} → {_ratio(done.block_ratio)}" if done else _ratio(c.before_ratio)
         cause = f"{c.cause} ({c.kind})" if c.kind else str(c.cause)
         name = f"{done.title} in {done.region}" if done else ""
         lines.append(f"| {c.block} | {cause} | {c.outcome} | {name} | {error} | {ratio} |")
@@ -47,7 +78,8 @@ def markdown(record: FixRecord) -> str:
         if c.kept_off is not None:
             lines += [_kept_off(c), ""]
         lines += ["Tried:", "", *(f"- {_attempt(a)}" for a in c.attempts), ""] if c.attempts else []
-    lines += ["## Before and after", "", *[f"- {line}" for line in _whole(record)], ""]
+    files = [f"{name}: {what}" for name, what in record.files.items()]
+    lines += ["## Before and after", "", *[f"- {line}" for line in (*_whole(record), *files)], ""]
     return "\n".join(lines)
 
 
@@ -58,10 +90,9 @@ def _culprit(c: CulpritFix) -> list[str]:
     done = c.fix
     if c.outcome is Outcome.FIXED and done is not None:
         lines.append(f"  rewrite    {done.title}, in {done.region}")
-        lines.append(
-            f"  block      off by {_number(c.before_error)} before, {_number(done.block_error)} after"
-            f" (ratio {_number(c.before_ratio)} and {_number(done.block_ratio)})"
-        )
+        ratios = f" (ratio {_ratio(c.before_ratio)} and {_ratio(done.block_ratio)})"
+        known = not isnan(c.before_ratio) and not isnan(done.block_ratio)
+        lines.append(f"  block      {_before_after(c.before_error, done.block_error)}{ratios if known else ''}")
         lines += [f"  {'changed' if i == 0 else '':10} {_change(x)}" for i, x in enumerate(c.changes[:6])]
         if len(c.changes) > 6:
             lines.append(f"  {'':10} and {len(c.changes) - 6} more, in fix.md")
@@ -83,7 +114,7 @@ def _change(change: object) -> str:
 def _attempt(a: Attempt) -> str:
     said = f"{a.title}, in {a.region}: {a.reached}"
     if a.reached is Reached.PROVEN:
-        return f"{said} (block {_number(a.block_error)}, outputs {_number(a.output_error)})"
+        return f"{said} (block {_error(a.block_error)}, outputs {_error(a.output_error)})"
     return f"{said}: {_sentence(a.detail)}" if a.detail else f"{said}."
 
 
@@ -93,23 +124,25 @@ def _kept_off(c: CulpritFix) -> str:
     cost = f", at {kept.gpu_time:.1f} times the time" if not isnan(kept.gpu_time) else ""
     if kept.right:
         return (
-            f"{kept.how}, and every output is right ({_number(kept.output_error)}){cost}. For a product, split the"
+            f"{kept.how}, and every output is right ({_error(kept.output_error)}){cost}. For a product, split the"
             f" model at {c.block}'s border and run that part on the CPU."
         )
-    return f"{kept.how}, and an output is still off by {_number(kept.output_error)}."
+    # Nothing says here which of the two it was.
+    still = "not finite, or none came" if isnan(kept.output_error) else f"off by {_error(kept.output_error)}"
+    return f"{kept.how}, and an output is still {still}."
 
 
 def _whole(record: FixRecord) -> list[str]:
-    lines = [f"outputs    off by {_number(record.output_before)} before, {_number(record.output_after)} after"]
-    lines.append(
-        f"torch      computes the same: largest relative difference {_number(record.torch32)} in fp32,"
-        f" {_number(record.torch64)} in fp64"
-    )
+    lines = [f"outputs    {_before_after(record.output_before, record.output_after)}"]
+    if any(c.outcome is Outcome.FIXED for c in record.culprits):
+        double = f"{_error(record.torch64)} in fp64" if not isnan(record.torch64) else "it does not run in fp64"
+        lines.append(
+            f"torch      computes the same: largest relative difference {_error(record.torch32)} in fp32, {double}"
+        )
     if record.costs is not None:
         lines.append(f"costs      {_costs(record.costs)}")
     if record.checked:
         lines.append(f"checked    {record.checked}")
-    lines += [f"{'files' if i == 0 else '':10} {path}: {what}" for i, (path, what) in enumerate(record.files.items())]
     return lines
 
 
@@ -125,8 +158,21 @@ def _times(pair: tuple[float, float]) -> str:
     return f"x{pair[1] / pair[0]:.2f}" if pair[0] else "unknown"
 
 
-def _number(value: float) -> str:
-    return "not finite or unknown" if isnan(value) else f"{value:.2g}"
+def _error(value: float) -> str:
+    if isnan(value):
+        return "not measured"
+    return "not finite" if isinf(value) else formats.number(value)
+
+
+def _ratio(value: float) -> str:
+    return "" if isnan(value) else formats.number(value)
+
+
+def _before_after(before: float, after: float) -> str:
+    """Returns "off by 0.20 before, 3.9e-4 after", "not finite before, off by 3.9e-4 after"."""
+    if isfinite(before):
+        return f"off by {_error(before)} before, {_error(after)} after"
+    return f"{_error(before)} before, {'off by ' if isfinite(after) else ''}{_error(after)} after"
 
 
 def _sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import re
@@ -176,11 +177,22 @@ def _name_of(target: Any) -> str:
 
 
 def _docstring(doc: str) -> list[str]:
-    lines = [part for line in doc.strip().splitlines() for part in _wrapped(line)]
-    first, *rest = lines
+    first, *rest = [part for text in _paragraphs(doc) for part in _wrapped(text)]
     if not rest:
         return [f'    """{first}"""']
     return [f'    """{first}', *(f"    {line}".rstrip() for line in rest), '    """']
+
+
+def _paragraphs(doc: str) -> list[str]:
+    """A text's paragraphs and list items, each on one line: they may have been wrapped before, to another width."""
+    found: list[str] = []
+    for line in inspect.cleandoc(doc).splitlines():
+        goes_on = bool(line) and not line.startswith("- ") and bool(found) and bool(found[-1])
+        if goes_on:
+            found[-1] += " " + line.strip()
+        else:
+            found.append(line)
+    return found
 
 
 def _wrapped(line: str, width: int = 114) -> list[str]:

@@ -20,6 +20,7 @@ def open_subject(request: BisectRequest) -> Subject:
     Raises:
         BisectError: It is not usable.
     """
+    _refuse_unused(request)
     if tflite_file.is_tflite(Path(request.model)):
         if request.tflite is not None:
             raise UsageError(
@@ -37,6 +38,7 @@ def of_module(loaded: LoadedModel, request: BisectRequest) -> Subject:
 
 def list_blocks(request: BisectRequest) -> tuple[BlockLine, ...]:
     """Lists what `--blocks` can select, without a conversion; a module is run once for it, a .tflite file is not."""
+    _refuse_unused(request)
     path = Path(request.model)
     if tflite_file.is_tflite(path):
         return file_subject.list_blocks(path, request.signature, request.blocks)
@@ -45,3 +47,27 @@ def list_blocks(request: BisectRequest) -> tuple[BlockLine, ...]:
         BlockLine(row.name, row.class_name, row.calls, row.shapes, row.selected)
         for row in block_stage.list_blocks(loaded, request.blocks)
     )
+
+
+def _refuse_unused(request: BisectRequest) -> None:
+    """Refuses what the kind of model has no use for, which would else be ignored.
+
+    Raises:
+        UsageError: Names the option.
+    """
+    alone = tflite_file.is_tflite(Path(request.model))
+    if request.signature and not alone and request.tflite is None:
+        raise UsageError(
+            f"--signature chooses one of a .tflite file's signatures, and {request.model} is not one.",
+            hint="Leave it out, or name the file with --tflite.",
+        )
+    if request.int_high is not None and not alone:
+        raise UsageError(
+            f"--int-high is for the inputs that are drawn for a .tflite file alone, and {request.model} has its own.",
+            hint="Leave it out, or change the inputs in the model file or with --inputs.",
+        )
+    if request.tap == "reexport" and (alone or request.tflite is not None):
+        raise UsageError(
+            f"--tap reexport converts the model once more, and {request.tflite or request.model} is tested as it is.",
+            hint="Leave it out.",
+        )
