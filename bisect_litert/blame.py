@@ -18,8 +18,8 @@ from bisect_litert.evaluation import Evaluator, TappedGraph
 from bisect_litert.graph import Graph, Op
 from bisect_litert.jobs import JobResult
 from bisect_litert.ranges import RangeFault, accumulated_peak, first_fault
-from bisect_litert.readings import Forward, Tap, Values
-from bisect_litert.record import NO_CONTROL, PYTORCH, Cause, Culprit, Settings
+from bisect_litert.readings import Forward, OtherWeights, Tap, Values
+from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, PYTORCH, Cause, Culprit, Settings
 from bisect_litert.tapper import Layout
 
 
@@ -51,6 +51,7 @@ class Investigation:
     """What the truth was computed by."""
     judges_conversion: bool = True
     """Whether the reference is independent of the file, so that the CPU run can show the conversion to be wrong."""
+    other_weights: OtherWeights = field(default_factory=OtherWeights)
 
 
 def void(values: Values | None) -> bool:
@@ -114,6 +115,8 @@ class Blamer:
         if cause is Cause.WRONG_KERNEL and reading.uncontrolled:
             kind = NO_CONTROL
         sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
+        if cause is Cause.CONVERSION and case.other_weights.within(reading.block):
+            kind, sentences = OTHER_WEIGHTS, (case.other_weights.sentence, *sentences)
         if cause is Cause.UNWRITTEN_OUTPUT and self._hands_on():
             sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)
         origin = fault.op.index if fault is not None and cause is Cause.OVERFLOW else -1

@@ -12,6 +12,8 @@ from math import isfinite, isnan
 from bisect_litert.metrics import FP16_UNIT, out_of_line
 from bisect_litert.record import Cause, Comparison, Settings
 
+STEPS = 3.0
+"""Times a tensor's step that two honest devices may be apart, whatever their precision."""
 UNEXPLAINED = 1e-2
 """Local relative L2 error that no digits fp16 loses in a block come to, long sums apart; the default of
 `Settings.output_limit`."""
@@ -41,7 +43,8 @@ class Reading:
     """Local relative L2 error of torch in fp32 against fp64."""
     step: float = 0.0
     """Relative L2 error that two honest devices may differ by whatever their precision: of rounding to the steps of the
-    integers it is stored as, or of LiteRT's own CPU kernels among themselves; 0 where none of these is known."""
+    integers that it or its weights are stored as, or of LiteRT's own CPU kernels among themselves; 0 where none of
+    these is known."""
     fp32: Comparison | None = None
     """The gpu-fp32 run's local error; None until that control was run."""
     fp32_ran: bool = False
@@ -83,9 +86,18 @@ def faulty(reading: Reading, settings: Settings) -> bool:
     return out_of_line(reading.local, limit(reading, settings))
 
 
+def fp32_limit(reading: Reading, settings: Settings) -> float:
+    """Largest local relative L2 error that an honest device may show at a block in fp32.
+
+    Rounding adds up differently in every implementation, so what it costs torch tells the order of magnitude. What
+    integers cost, in weights or activations, is in every run alike and is no rounding of fp32's.
+    """
+    return max(settings.conversion_limit, 100 * reading.fp32_cost, STEPS * reading.step)
+
+
 def misconverted(reading: Reading, settings: Settings) -> bool:
     """Whether the .tflite computes something else than torch on the CPU, beyond what fp32 costs."""
-    return out_of_line(reading.cpu, max(settings.conversion_limit, 100 * reading.fp32_cost))
+    return out_of_line(reading.cpu, fp32_limit(reading, settings))
 
 
 def leaves_range(reading: Reading, settings: Settings) -> bool:
@@ -104,7 +116,7 @@ def cause_of(reading: Reading, settings: Settings) -> Cause | None:
         return Cause.CONVERSION
     if not faulty(reading, settings):
         return None
-    if reading.fp32_ran and _shares_fault(reading, settings):
+    if reading.fp32_ran and shares_fault(reading, settings):
         return Cause.WRONG_KERNEL
     if reading.uncontrolled and _unexplained(reading, settings):
         return Cause.WRONG_KERNEL
@@ -118,17 +130,22 @@ def _unexplained(reading: Reading, settings: Settings) -> bool:
     return not leaves_range(reading, settings) and out_of_line(reading.local, honest)
 
 
-def _shares_fault(reading: Reading, settings: Settings) -> bool:
+def shares_fault(reading: Reading, settings: Settings) -> bool:
     """Whether the fp32 run shows the fault as well: non-finite too, or off by a good part of it."""
     if reading.fp32 is None or reading.local is None:
         return False
     if not reading.fp32.finite_agreement:
         return True
-    if not out_of_line(reading.fp32, max(settings.conversion_limit, 100 * reading.fp32_cost)):
+    if not out_of_line(reading.fp32, fp32_limit(reading, settings)):
         return False
     # fp32 arithmetic differs from torch's too (fast exp, sin of large numbers); a share of the fault is what makes it
     # the same one.
-    return not reading.local.finite_agreement or reading.fp32.relative_l2 > 0.1 * reading.local.relative_l2
+    return not small_beside(reading.fp32, reading.local)
+
+
+def small_beside(fp32: Comparison, local: Comparison) -> bool:
+    """Whether an error in fp32 is no share of the error in fp16; beside one that is not finite it has to be finite."""
+    return fp32.finite_agreement and local.finite_agreement and fp32.relative_l2 <= 0.1 * local.relative_l2
 
 
 def find_faults(readings: Sequence[Reading], settings: Settings) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isinf, isnan
 
-from bisect_litert.culprits import Reading, limit
+from bisect_litert.culprits import UNEXPLAINED, Reading, fp32_limit, limit, small_beside
 from bisect_litert.metrics import out_of_line
 from bisect_litert.ranges import RangeFault
-from bisect_litert.record import NO_CONTROL, Cause, Comparison, Culprit, Settings, Verdict
+from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, Cause, Comparison, Culprit, Settings, Verdict
 
 ADVICE = {
     Cause.OVERFLOW: (
@@ -89,10 +89,9 @@ def evidence(
         found += [f"{fault.sentence()}."] if fault is not None else []
         found += [accumulated] if accumulated else []
     if cause is Cause.CONVERSION and cpu is not None:
-        explained = number(max(settings.conversion_limit, 100 * reading.fp32_cost))
         found.append(
             f"LiteRT on the CPU already differs from PyTorch at this block's own inputs: {shows(cpu)}; fp32 arithmetic "
-            f"explains {explained}."
+            f"explains {number(fp32_limit(reading, settings))}."
         )
     elif local is not None and cause in (Cause.ALIASED_OUTPUT, Cause.UNWRITTEN_OUTPUT):
         found.append(f"At its own inputs {shows(local)}.")  # what rounding costs has no say in whose buffer it is
@@ -103,17 +102,29 @@ def evidence(
     if fp32 is not None and cause is Cause.WRONG_KERNEL and not settings.fp32:
         found.append(f"The GPU in fp32 is wrong as well ({shows(fp32)}), so precision is not the reason.")
     if fp32 is not None and cause in (Cause.OVERFLOW, Cause.PRECISION_LOSS) and fp32.finite_agreement:
-        found.append(f"The GPU in fp32 is off by {number(fp32.relative_l2)} only, so fp16 is the reason.")
+        found.append(_in_fp32(reading, fp32, settings))
     if cause is Cause.WRONG_KERNEL and fp32 is None:
         found.append("No run in fp32 on the GPU could be made; nothing that fp16 does explains an error of that size.")
     if cause is Cause.WRONG_KERNEL:
-        if cpu is not None and not out_of_line(cpu, max(settings.conversion_limit, 100 * reading.fp32_cost)):
+        if cpu is not None and not out_of_line(cpu, fp32_limit(reading, settings)):
             found.append(f"LiteRT on the CPU is right here ({number(cpu.relative_l2)}), so the file is.")
         if half is not None and not settings.fp32 and not out_of_line(half, allowed):
             found.append(f"Emulated fp16 on the CPU is right here ({number(half.relative_l2)}).")
     elif cause is Cause.OVERFLOW and target == "gpu" and out_of_line(half, allowed) and half is not None:
         found.append(f"Emulated fp16 on the CPU shows it too ({shows(half)}).")
     return tuple(found)
+
+
+def _in_fp32(reading: Reading, fp32: Comparison, settings: Settings) -> str:
+    """What a finite run in fp32 says of a fault that is laid to fp16."""
+    off = number(fp32.relative_l2)
+    local = reading.local
+    if local is None or small_beside(fp32, local) or (not local.finite_agreement and fp32.relative_l2 <= UNEXPLAINED):
+        return f"The GPU in fp32 is off by {off} only, so fp16 is the reason."
+    return (
+        f"The GPU in fp32 is off by {off}; fp32 arithmetic and what the file itself rounds explain "
+        f"{number(fp32_limit(reading, settings))}, so fp16 is the reason for the rest."
+    )
 
 
 def _digits(settings: Settings) -> str:
@@ -220,6 +231,8 @@ def summarise(
         says = "falls below fp16's range"
     elif first.kind == NO_CONTROL:
         says = "is computed wrongly by the GPU"
+    elif first.kind == OTHER_WEIGHTS:
+        says = "has other weights in the file than in PyTorch"
     sentences = [f"{where}, {name} {says}{spot(first)}.", *first.evidence[:1]]
     if len(culprits) > 1:
         rest = ", ".join(

@@ -17,7 +17,7 @@ from bisect_litert.graph import Graph
 from bisect_litert.metrics import FP16_UNIT, out_of_line
 from bisect_litert.pricing import OpPrice, Priced, Pricer, Scene
 from bisect_litert.proving import PROVABLE, fused_region, prove
-from bisect_litert.record import NO_CONTROL, Cause, Culprit, Mark, OpResult, Settings
+from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, Cause, Culprit, Mark, OpResult, Settings
 from bisect_litert.sources import OpSources, Place
 
 MAX_LOOKED_INTO = 6
@@ -84,11 +84,15 @@ def _advised(culprit: Culprit, scene: Scene | None, tools: Tools) -> Culprit:
     )
     if entry is not None:
         culprit = replace(culprit, advice=entry.text, upstream=entry.reference)
-    word, why = confidence(culprit, scene.reading if scene else None, tools.around, tools.settings)
+    reading = scene.reading if scene else None
+    divisible = any(name.startswith(f"{culprit.block.split('@')[0]}.") for name in tools.classes)
+    word, why = confidence(culprit, reading, tools.around, tools.settings, divisible=divisible)
     return replace(culprit, confidence=word, confidence_reason=why)
 
 
 def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
+    if culprit.kind == OTHER_WEIGHTS:
+        return culprit
     if culprit.cause is Cause.CONVERSION:
         lost = tools.sources.first_lost(culprit.block)
         if lost is None:

@@ -134,6 +134,20 @@ def flow(
 
 
 @dataclass(frozen=True, slots=True)
+class OtherWeights:
+    """Where the file that was given was made from other weights than the model's."""
+
+    names: tuple[str, ...] = ()
+    """Parameters that differ, by the module's names."""
+    sentence: str = ""
+
+    def within(self, block: str) -> bool:
+        """Whether some of them belong to a block's module."""
+        own = block.split("@")[0]
+        return any(name.startswith(f"{own}.") or name == own for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
 class Runs:
     """Errors of every run of one round that has them."""
 

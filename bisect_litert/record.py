@@ -23,6 +23,10 @@ NO_CONTROL = "no fp32 control"
 """Sub-kind of a wrong kernel that no run in fp32 on the GPU confirms, since the runtime has none to offer."""
 
 
+OTHER_WEIGHTS = "other weights"
+"""Sub-kind of a conversion that is none: the file was made of another checkpoint."""
+
+
 class Word(str, Enum):
     """A string enum that prints as its value (enum.StrEnum needs Python 3.11)."""
 

@@ -93,6 +93,9 @@ def reading(
         ({"local": 0.2, "half": 0.2, "fp32": 0.2}, Cause.WRONG_KERNEL),
         # fp32 a little off, but not by a share of the fault
         ({"local": 0.2, "half": 0.2, "fp32": 1e-3}, Cause.OVERFLOW),
+        # what the file's own integers cost is no excuse for a kernel, and is none of its faults
+        ({"local": 0.7, "fp32": 0.68, "expected": 0.012, "half": 0.012, "step": 0.012}, Cause.WRONG_KERNEL),
+        ({"local": 0.7, "half": 0.7, "fp32": 0.02, "expected": 0.012, "step": 0.012}, Cause.OVERFLOW),
         # no control was run: digits or range
         ({"local": 0.2}, Cause.PRECISION_LOSS),
         ({"local": 0.2, "half": 0.2}, Cause.OVERFLOW),

@@ -13,7 +13,7 @@ import numpy as np
 from bisect_litert.graph import Graph
 from bisect_litert.job_queue import JobQueue
 from bisect_litert.jobs import JobResult
-from bisect_litert.readings import Forward
+from bisect_litert.readings import Forward, OtherWeights
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.sources import OpSources
 from bisect_litert.tapper import Layout
@@ -51,9 +51,10 @@ class Located:
     """How outputs hold what the model returns, by its label; those not named come as they are, perhaps reshaped."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """What honest devices may differ by whatever their precision (relative L2), likewise: a step of quantised tensors,
-    or what LiteRT's CPU kernels differ by among themselves."""
+    what weights of fewer bits cost beside the reference's, or what LiteRT's CPU kernels differ by among themselves."""
     output_limit: float = 0.0
     """Least error of an output that can count, where its own steps are coarser than the limit asked for."""
+    other_weights: OtherWeights = field(default_factory=OtherWeights)
     results: tuple[JobResult, ...] = ()
     """Of the jobs that were run on the way."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bisect_litert import port_matching, tapping, tflite_file
+from bisect_litert import port_matching, tapping, tflite_file, weight_matching
 from bisect_litert.dequantised import has_integers, is_hybrid
 from bisect_litert.errors import ConversionError, InputsError
 from bisect_litert.evaluation import float_outputs
@@ -14,7 +14,7 @@ from bisect_litert.graph import Graph
 from bisect_litert.metrics import compare
 from bisect_litert.port_matching import Feed
 from bisect_litert.preparation import LoadedModel, named_inputs
-from bisect_litert.readings import Tap
+from bisect_litert.readings import OtherWeights, Tap
 from bisect_litert.request import BisectRequest
 from bisect_litert.subjects import Located, Workplace
 from bisect_litert.subjects.torch_subject import TorchSubject, differences
@@ -49,13 +49,14 @@ class PairSubject(TorchSubject):
         self.notes = (*loaded.notes, *shipped.notes)
         self._narrow = has_integers(self._graph) or is_hybrid(self._graph) or _has_half_weights(self._graph)
         self.judges_conversion = not self._narrow
+        self._weights = weight_matching.Weights()
 
     def graph(self, place: Workplace) -> Graph:
         """Returns the file's graph, and finds out how to feed it.
 
         Raises:
             InputsError: The model's inputs do not fit the file's.
-            ConversionError: None of the file's outputs fits the model's.
+            ConversionError: None of the file's outputs fits the model's, or it was made of another checkpoint.
         """
         graph = self._graph
         with place.stage("match file"):
@@ -63,6 +64,7 @@ class PairSubject(TorchSubject):
             if not found:
                 raise _unfit(graph, self.loaded, self._file)
             self._choose(found, place)
+            self._weigh()
         return graph
 
     def feed(self, graph: Graph) -> dict[str, np.ndarray]:
@@ -86,15 +88,15 @@ class PairSubject(TorchSubject):
             loosest=max(close, tapping.LOOSEST),
             near=NEAR_QUANTISED if self._narrow else NEAR,
         )
-        if self._narrow:
-            cost = {**cost, **self._cost_of_narrow_weights(taps, values)}
         return Located(
             tapping=tapping.Tapping(graph, taps, outputs, values, (*self._said(), *_partners(taps))),
             truth=truth,
             outputs=outputs,
             layouts={label: match.layout for label, match in self._matches.items()},
             cost=cost,
+            steps=self._cost_of_narrow_weights(taps, values) if self._narrow else {},
             output_limit=self._limit() if self._narrow else 0.0,
+            other_weights=OtherWeights(tuple(self._weights.other), self._weights.sentence(self._file)),
         )
 
     def _choose(self, found: Sequence[Feed], place: Workplace) -> None:
@@ -117,6 +119,21 @@ class PairSubject(TorchSubject):
                 hint="Give the model and the inputs that the file was made of.",
             )
 
+    def _weigh(self) -> None:
+        """Looks whether the file holds the model's weights, where its outputs do not prove it."""
+        if not self._narrow and all(match.proved for match in self._matches.values()):
+            return
+        named = self.loaded.module.named_parameters()
+        held = [(name, p.detach().cpu().float().numpy()) for name, p in named if p.dtype.is_floating_point]
+        self._weights = weight_matching.match_weights(self._graph, held)
+        unproved = not all(match.proved for match in self._matches.values())
+        # Where the conversion is not judged nobody would say so; what shares no weight is not to be compared at all.
+        if self._weights.other and unproved and (self._narrow or not self._weights.same):
+            raise ConversionError(
+                self._weights.sentence(self._file),
+                hint="Convert this checkpoint again, or give the checkpoint that the file was made of.",
+            )
+
     def _returned(self, graph: Graph, outputs: Mapping[str, str]) -> dict[int, np.ndarray]:
         proved = {label: n for label, n in outputs.items() if (m := self._matches[label]).proved and m.layout.plain}
         return super()._returned(graph, proved)
@@ -137,6 +154,8 @@ class PairSubject(TorchSubject):
             said.append(
                 f"On the CPU the file does not give the model's {', '.join(unproved)}; paired by name, size or order."
             )
+        if self._weights.other:
+            said.append(self._weights.sentence(self._file))
         if self._narrow:
             said.append(
                 "Weights or activations of the file are rounded to fewer bits than PyTorch's. What that costs is not "
