@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bisect_litert import repro_script
+from bisect_litert import machines, repro_script
 from bisect_litert.errors import RunFolderError, UsageError
 from bisect_litert.papers import pack, write_papers
 from bisect_litert.privacy import Scrubber
@@ -22,6 +22,7 @@ from bisect_litert.reenacting import run_script
 from bisect_litert.reports import issue
 from bisect_litert.reproducing import Desk
 from bisect_litert.reproduction import FOLDER
+from bisect_litert.request import RUNNER_PYTHON, BisectRequest
 
 NOT_WANTED = "it was not asked for (--no-twin)"
 
@@ -77,6 +78,11 @@ class Wishes:
     inputs: bool = True
     twin: bool = True
     """Whether to make the PyTorch twin, which takes a conversion or a few."""
+    runner: str = ""
+    """Where to run it instead: "ssh HOST", or a command."""
+    runner_python: str = RUNNER_PYTHON
+    python: str = ""
+    """Interpreter with the ai-edge-litert that the run's GPU jobs ran under; empty for this one."""
     pythons: tuple[str, ...] = ()
     """Interpreters with other versions of ai-edge-litert to try the reproduction with."""
 
@@ -108,13 +114,15 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
     for path in (folder, archive):
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise RunFolderError(f"{path} exists already.", hint="Give another folder with --out, or remove it.")
+    place = BisectRequest("", runner=wishes.runner, runner_python=wishes.runner_python, python=wishes.python)
+    machines.check(place)
     scrub = Scrubber(also=_device_names(record))
     with tempfile.TemporaryDirectory(prefix="bisect-litert-") as scratch:
         # Put together beside its place, so that a bundle is there whole or not at all.
         made = Path(scratch) / "bundle"
         made.mkdir()
         source, out = run / FOLDER / str(wishes.culprit), made / FOLDER
-        desk = Desk(source, out, Path(scratch), record, wishes.weights, wishes.inputs, say, scrub)
+        desk = Desk(source, out, Path(scratch), record, wishes.weights, wishes.inputs, say, scrub, place)
         repro = desk.reproduction(culprit)
         if repro.ops:
             others = (_tried(out, Path(scratch), python, scrub) for python in wishes.pythons)

@@ -6,7 +6,13 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
+from bisect_litert.record import RunRecord
+
 PACKAGES = ("bisect-litert", "torch", "litert-torch", "litert-converter", "ai-edge-litert", "numpy", "transformers")
+
+
+OTHER_RUNTIME = "this machine, another environment"
+"""The device of GPU jobs that ran here, under another ai-edge-litert."""
 
 
 def describe() -> dict[str, str]:
@@ -33,3 +39,10 @@ def of_device(name: str, versions: Mapping[str, str], lacks: Sequence[str] = ())
     told = {f"device {key}": value for key, value in versions.items() if key not in ("host", "device", "gpu")}
     without = {"device lacks": ", ".join(lacks)} if lacks else {}
     return {"device": name or versions.get("host", "") or "unnamed", **told, **without}
+
+
+def other_runtime(record: RunRecord) -> str:
+    """Returns the version of ai-edge-litert that GPU jobs ran under on this machine, if not the installed one."""
+    told = record.environment
+    version = told.get("device ai-edge-litert", "") if told.get("device") == OTHER_RUNTIME else ""
+    return version if version != told.get("ai-edge-litert") else ""

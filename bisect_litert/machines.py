@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bisect_litert.command_runner import REQUEST, RESPONSE, CommandRunner, parse_command
 from bisect_litert.device_folder import DeviceFolder
+from bisect_litert.environment import OTHER_RUNTIME
 from bisect_litert.errors import UsageError
 from bisect_litert.jobs import JobRunner
 from bisect_litert.recorded_runner import RecordedRunner
@@ -78,4 +79,4 @@ def device_name(request: BisectRequest) -> str | None:
         return host_of(parse_ssh(command[:-2])[1]) if _is_ssh(command) else ""
     if request.answers:
         return DeviceFolder(request.answers).about().get("device", "a device reached by hand")
-    return "this machine, another environment" if request.python else None
+    return OTHER_RUNTIME if request.python else None

@@ -288,12 +288,31 @@ def examine(
     answer["reported"] = reported.group(1).strip() if reported else ""
     fatal = re.search(r"Check failed: .*", text)
     answer["fatal"] = fatal.group(0).strip() if fatal and died else ""
+    conclude(about, expected, runs, died, answer)
+    return runs, answer
+
+
+def conclude(
+    about: Mapping[str, Any],
+    expected: Mapping[str, np.ndarray],
+    runs: Mapping[str, Mapping[str, np.ndarray]],
+    died: Mapping[str, tuple[str, str]],
+    answer: dict[str, Any],
+) -> None:
+    """Adds to the answer what the runs come to.
+
+    Args:
+        about: As for `examine`.
+        expected: What is right, by signature name.
+        runs: Outputs by run ("GPU", "GPU, fp32", "CPU").
+        died: Of runs that ended otherwise, "crash" or "hang" and how it ended.
+        answer: Has "why", which is not empty if a run failed.
+    """
     answer["died"] = {name: how for name, (_, how) in died.items()}
     if died:
         _judge_death(about, died, answer)
     else:
         _judge(about, expected, runs, answer)
-    return runs, answer
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from bisect_litert import repro_script
+from bisect_litert import machines, repro_script
 from bisect_litert.errors import BisectError, RunFolderError
+from bisect_litert.far_reenacting import run_elsewhere
 from bisect_litert.graph import Graph
 from bisect_litert.halving import halved, size_of
+from bisect_litert.jobs import JobRunner
 from bisect_litert.privacy import Scrubber
 from bisect_litert.randomising import weights_of, without_inputs, without_weights
 from bisect_litert.record import Cause, Culprit, RunRecord
 from bisect_litert.reenacting import SCRIPT, TIME_LIMIT, run_script
-from bisect_litert.reports import issue
+from bisect_litert.reports import formats, issue
 from bisect_litert.reproduction import DEATHS, MODEL, Reproduction, TensorFile
-from bisect_litert.runners import Runner
+from bisect_litert.request import BisectRequest
 from bisect_litert.shrinking import NO_GPU, Shrinker, Shrunk, Trial
 from bisect_litert.twinning import Twinner
 
@@ -49,6 +52,8 @@ class Desk:
     """Likewise."""
     say: Callable[[str], None]
     scrub: Scrubber
+    place: BisectRequest
+    """Where GPU jobs run: here, under another runtime (`python`), or elsewhere (`runner`)."""
 
     def reproduction(self, culprit: Culprit) -> issue.Repro:
         """Writes the smallest .tflite that still fails.
@@ -64,7 +69,12 @@ class Desk:
             return issue.Repro(issue.NOT_TRIED, why)
         if kept.reference == "torch":
             return self._as_kept(kept, "nothing to shrink without PyTorch")
-        with Runner(self.scratch / "runner", kept.time_limit or TIME_LIMIT) as runner:
+        elsewhere = bool(self.record.environment.get("device")) and not self.place.runner and not self.place.python
+        seen = f"it was seen on {formats.device(self.record)}, and not on this machine's GPU"
+        if elsewhere:
+            self.say(f"The run's GPU was {formats.device(self.record)}; it is shrunk on this machine's.")
+        place = replace(self.place, time_limit=kept.time_limit or TIME_LIMIT)
+        with machines.open_runner(self.scratch / "runner", place) as runner:
             shrinker = Shrinker(kept, self.source, runner, self.scratch, self.record.settings, self.say)
             shrunk = shrinker.shrink()
             if shrunk.trial is None and kept.predicted:
@@ -72,19 +82,25 @@ class Desk:
                 shrunk = replace(shrinker.emulated().shrink(), predicted=why)
             if shrunk.trial is None:
                 why = shrunk.untested or "it is right outside the model"
-                repro = self._as_kept(kept, why)
+                if elsewhere and not shrunk.untested:  # which says nothing of that GPU
+                    return self._as_kept(kept, seen)
+                repro = self._as_kept(kept, why, runner)
                 return repro if shrunk.untested else replace(repro, state=issue.NOT_ALONE)
             small = halved(shrunk.trial, shrinker)
             sizes = size_of(shrunk.trial), size_of(small)
             trial, weights, inputs = self._without(small, shrinker)
             tapped = shrinker.cured(trial) if kept.cause == Cause.TAP_EFFECT else None
-        return replace(self._written(kept, shrunk, trial, tapped, weights, inputs), sizes=sizes)
+            return replace(self._written(kept, shrunk, trial, tapped, weights, inputs, runner), sizes=sizes)
 
     def twin(self) -> issue.TwinReport:
         """Writes the PyTorch twin; never fails, since the bundle is of use without it."""
         kept = self._kept()
         if kept is None:
             return issue.TwinReport(issue.NO_TWIN, why="the run kept no reproduction of it")
+        if self.place.runner or self.place.python:
+            return issue.TwinReport(
+                issue.NO_TWIN, why="it is tried with this machine's GPU and runtime, not with those of the run"
+            )
         try:
             twinner = Twinner(self.source, kept, self.scratch, self.scrub, self.say)
             return twinner.make(self.out, weights=self.weights, inputs=self.inputs)
@@ -120,7 +136,14 @@ class Desk:
         return trial, weights, inputs
 
     def _written(
-        self, kept: Reproduction, shrunk: Shrunk, trial: Trial, tapped: Graph | None, weights: str, inputs: str
+        self,
+        kept: Reproduction,
+        shrunk: Shrunk,
+        trial: Trial,
+        tapped: Graph | None,
+        weights: str,
+        inputs: str,
+        runner: JobRunner,
     ) -> issue.Repro:
         graph = _renamed(trial.graph, self.scrub)
         _list_contents(graph, trial.inputs, weights, inputs, self.say)
@@ -143,9 +166,9 @@ class Desk:
             tapped=TAPPED if tapped is not None else "",
         )
         state = issue.PREDICTED if shrunk.predicted else issue.ALONE if shrunk.alone else issue.IN_CONTEXT
-        return self._finished(about, state, shrunk.predicted, graph, weights, inputs)
+        return self._finished(about, state, shrunk.predicted, graph, weights, inputs, runner)
 
-    def _as_kept(self, kept: Reproduction, why: str) -> issue.Repro:
+    def _as_kept(self, kept: Reproduction, why: str, runner: JobRunner | None = None) -> issue.Repro:
         """The block as the run cut it, for what cannot be shrunk here."""
         if not (self.weights and self.inputs):
             raise BisectError(
@@ -161,15 +184,25 @@ class Desk:
         for t in kept.outputs:
             shutil.copyfile(self.source / t.file, self.out / t.file)
         about = replace(kept, block=self.scrub.text(kept.block), inputs=tuple(files), context=(), context_inputs=())
-        return self._finished(about, issue.NOT_TRIED, why, graph, "", "")
+        return self._finished(about, issue.NOT_TRIED, why, graph, "", "", runner)
 
     def _finished(
-        self, about: Reproduction, state: str, why: str, graph: Graph, weights: str, inputs: str
+        self,
+        about: Reproduction,
+        state: str,
+        why: str,
+        graph: Graph,
+        weights: str,
+        inputs: str,
+        runner: JobRunner | None = None,
     ) -> issue.Repro:
         """Adds the script and what it prints when it is run as the reader will run it."""
         shutil.copyfile(Path(repro_script.__file__), self.out / SCRIPT)
         about.save(self.out)
-        text, answer = run_script(self.out, self.scratch)
+        if self.place.runner and runner is not None:
+            text, answer = run_elsewhere(self.out, about, runner)
+        else:
+            text, answer = run_script(self.out, self.scratch, self.place.python or sys.executable)
         found = str(answer.get("result", repro_script.UNTESTED))
         seen = {"state": state, "result": found, "ai-edge-litert": str(answer.get("version", ""))}
         seen["adapter"] = self.scrub.text(str(answer.get("adapter", "")))

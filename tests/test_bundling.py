@@ -23,10 +23,13 @@ from bisect_litert import bisect, papers, privacy, repro_script
 from bisect_litert.bundling import Bundle, HealthyError, Wishes, make_bundle
 from bisect_litert.cli import main
 from bisect_litert.errors import BisectError, RunFolderError, UsageError
+from bisect_litert.far_reenacting import run_elsewhere
 from bisect_litert.graph import Graph
 from bisect_litert.record import Cause, RunRecord, Verdict
 from bisect_litert.replaying import replay
 from bisect_litert.reproduction import Reproduction
+from bisect_litert.runners import Runner
+from bisect_litert.shrinking import Shrinker, Shrunk
 from bisect_litert.torch_source import Twin
 
 SECRET = ("jdoe", "build-07")
@@ -155,6 +158,35 @@ def test_replay_says_same_of_folder_and_zip(
     assert main(["replay", str(kernel[0].folder)]) == 1
     assert capsys.readouterr().out.startswith("same\n")
     assert replay(kernel[0].archive, sys.executable).word == "same"
+
+
+def test_a_reproduction_is_told_from_another_machine_as_its_script_tells_it(
+    kernel: tuple[Bundle, list[str]], tmp_path: Path
+) -> None:
+    folder = kernel[0].folder / "repro"
+    with Runner(tmp_path, 120.0) as runner:
+        text, answer = run_elsewhere(folder, Reproduction.load(folder), runner)
+    assert answer["result"] == repro_script.SAME
+    here = (folder / "output.txt").read_text()
+    assert text.splitlines()[1] == here.splitlines()[1]  # the adapter
+    assert text[text.index("tolerance") :] == here[here.index("tolerance") :]
+
+
+def test_a_gpu_that_is_right_says_nothing_of_another(
+    kernel_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(kernel_run, tmp_path / "run")
+    record = RunRecord.load(kernel_run)
+    named = {**record.environment, "device": "a phone", "device ai-edge-litert": "2.1.3"}
+    replace(record, environment=named).save(tmp_path / "run")
+    monkeypatch.setattr(Shrinker, "shrink", lambda self: Shrunk(None, False, 1))
+    said: list[str] = []
+    made = make_bundle(tmp_path / "run", Wishes(twin=False), said.append)
+    assert made.state == "not tried"
+    assert f"seen on {record.placement.adapter} (a phone), and not on this machine's GPU" in (
+        made.folder / "ISSUE.md"
+    ).read_text().replace("\\", "")
+    assert "it is shrunk on this machine's" in said[0]
 
 
 def test_replay_cannot_test_without_litert(kernel: tuple[Bundle, list[str]], tmp_path: Path) -> None:

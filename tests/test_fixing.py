@@ -242,6 +242,12 @@ def test_what_cannot_be_fixed_is_refused_in_a_sentence(tmp_path: Path) -> None:
     healthy.save(tmp_path)
     with pytest.raises(UsageError, match="no culprit"):
         fix_run(tmp_path, lambda _: None)
+    replace(record, environment={"device": "a phone"}).save(tmp_path)
+    with pytest.raises(UsageError, match="that of a phone, and a fix has to be proved there"):
+        fix_run(tmp_path, lambda _: None)
+    replace(record, settings=replace(record.settings, tflite="shipped.tflite")).save(tmp_path)
+    with pytest.raises(UsageError, match=r"of shipped\.tflite, which rewriting the model does not change"):
+        fix_run(tmp_path, lambda _: None)
     replace(record, model="gone.py").save(tmp_path)
     with pytest.raises(Exception, match=r"gone\.py, which is not here"):
         fix_run(tmp_path, lambda _: None)

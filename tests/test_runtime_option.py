@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sample_record
 
 from bisect_litert import bundling, replaying, runtimes
 from bisect_litert.cli import main
+from bisect_litert.environment import OTHER_RUNTIME
 from bisect_litert.errors import ExitCode
 from bisect_litert.matrix import plan_file
 from bisect_litert.runtimes import Runtime
@@ -49,13 +52,22 @@ def test_bundle_takes_versions(resolved: list[str], monkeypatch: pytest.MonkeyPa
     used: list[tuple[str, ...]] = []
 
     def make(run: Path, wishes: bundling.Wishes, say: object) -> object:
-        used.append(wishes.pythons)
+        used.append((wishes.python, *wishes.pythons))
         return SimpleNamespace(summary=lambda: "")
 
     monkeypatch.setattr(bundling, "make_bundle", make)
+    record = sample_record.overflow()
+    record.save(tmp_path)
     assert main(["bundle", str(tmp_path), "--python", "2.1.6", "--python", "/opt/python"]) == ExitCode.OK
-    assert used == [("/environments/2.1.6/bin/python", "/opt/python")]
+    assert used.pop() == ("", "/environments/2.1.6/bin/python", "/opt/python")
     assert resolved == ["2.1.6"]
+    # Shrunk under the version that the run's GPU jobs ran under.
+    told = {"ai-edge-litert": "2.3.0", "device": OTHER_RUNTIME, "device ai-edge-litert": "2.1.3"}
+    replace(record, environment=told).save(tmp_path)
+    assert main(["bundle", str(tmp_path)]) == ExitCode.OK
+    assert used.pop() == ("/environments/2.1.3/bin/python",)
+    assert main(["bundle", str(tmp_path), "--runner", "ssh box"]) == ExitCode.OK
+    assert used.pop() == ("",)
 
 
 def test_the_nightly_plan_names_examples_that_are_there() -> None:

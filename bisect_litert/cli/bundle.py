@@ -21,6 +21,8 @@ from bisect_litert.errors import ExitCode
 @click.option(
     "--python", metavar="VERSION", multiple=True, help="Try that ai-edge-litert, too, or an interpreter. Repeatable."
 )
+@click.option("--runner", metavar="CMD", default="", help='Shrink it elsewhere: "ssh HOST", or a command.')
+@click.option("--runner-python", metavar="FILE", default="python3", help="Python on HOST.  [default: python3]")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no list of what it holds.")
 def bundle(
     run: Path,
@@ -30,6 +32,8 @@ def bundle(
     no_inputs: bool,
     no_twin: bool,
     python: tuple[str, ...],
+    runner: str,
+    runner_python: str,
     quiet: bool,
 ) -> ExitCode:
     """Make a bug report of the run in the folder RUN: one folder and one zip, ready to attach.
@@ -38,10 +42,18 @@ def bundle(
     """
     from bisect_litert.bundling import Wishes, make_bundle
     from bisect_litert.cli.runtimes import interpreter
+    from bisect_litert.environment import other_runtime
+    from bisect_litert.record import RunRecord
 
     say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
     pythons = tuple(interpreter(name, quiet=quiet) for name in python)
-    made = make_bundle(run, Wishes(out, culprit, not no_weights, not no_inputs, not no_twin, pythons), say)
+    # What ran here under another version is shrunk under that version.
+    other = "" if runner else other_runtime(RunRecord.load(run))
+    here = interpreter(other, quiet=quiet) if other else ""
+    wishes = Wishes(
+        out, culprit, not no_weights, not no_inputs, not no_twin, runner, runner_python, here, pythons=pythons
+    )
+    made = make_bundle(run, wishes, say)
     emit(made.summary())
     return ExitCode.OK
 

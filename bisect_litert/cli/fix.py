@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @click.option("--inputs", metavar="NPZ", type=click.Path(path_type=Path), help="The inputs RUN was made with.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to.  [default: RUN/fix]")
 @click.option("--tflite", metavar="FILE", type=click.Path(path_type=Path), help="Write the fixed .tflite there, too.")
+@click.option("--runner", metavar="CMD", default="", help='Run GPU jobs elsewhere: "ssh HOST", or a command.')
+@click.option("--runner-python", metavar="FILE", default="python3", help="Python on HOST.  [default: python3]")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON instead.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Progress without a terminal, too.")
@@ -33,6 +35,8 @@ def fix(
     inputs: Path | None,
     out: Path | None,
     tflite: Path | None,
+    runner: str,
+    runner_python: str,
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -41,10 +45,16 @@ def fix(
 
     Ends with 0 if no divergence is left.
     """
+    from bisect_litert.cli.runtimes import interpreter
+    from bisect_litert.environment import other_runtime
+    from bisect_litert.record import RunRecord
     from bisect_litert.reports import fix as report
     from bisect_litert.reports.progress import ProgressDrawer
 
     folder = run if run.is_dir() else run.parent
+    other = "" if runner else other_runtime(RunRecord.load(run))
+    python = interpreter(other, quiet=quiet) if other else ""
+    place = {"runner": runner, "runner_python": runner_python, "python": python}
     with (
         _stoppable(folder),
         progress_console() as err,
@@ -52,7 +62,7 @@ def fix(
     ):
         from bisect_litert.fixing.run import fix_run
 
-        record = fix_run(run, on_progress, model=model, inputs=inputs, out=out, tflite=tflite)
+        record = fix_run(run, on_progress, model=model, inputs=inputs, out=out, tflite=tflite, place=place)
     if as_json:
         emit(record.to_json())
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from bisect_litert import model_file
+from bisect_litert import machines, model_file
 from bisect_litert.errors import RunFolderError, UsageError
 from bisect_litert.fix_record import FixRecord
 from bisect_litert.fixing.engine import fix
@@ -22,6 +24,7 @@ def fix_run(
     inputs: Path | None = None,
     out: Path | None = None,
     tflite: Path | None = None,
+    place: Mapping[str, str] | None = None,
 ) -> FixRecord:
     """Fixes the culprits of a run.
 
@@ -32,6 +35,7 @@ def fix_run(
         inputs: The .npz it was made with; looked for likewise.
         out: Where the cure goes; `folder`/fix if none.
         tflite: Where the fixed model's .tflite file goes as well.
+        place: Fields of the request that say where GPU jobs run: runner, runner_python, python.
 
     Raises:
         BisectError: The run or its model cannot be read, or the run has nothing to fix.
@@ -42,7 +46,25 @@ def fix_run(
         raise UsageError(
             f"The run in {folder} has no culprit: {record.verdict.cause}.", hint="There is nothing to rewrite."
         )
-    return fix_record(record, folder, request_of(record, folder, model, inputs), on_progress, out=out, tflite=tflite)
+    _check_place(record, place or {})
+    request = replace(request_of(record, folder, model, inputs), **(place or {}))  # type: ignore[arg-type]
+    machines.check(request)
+    return fix_record(record, folder, request, on_progress, out=out, tflite=tflite)
+
+
+def _check_place(record: RunRecord, place: Mapping[str, str]) -> None:
+    """Raises: UsageError: What is tried here would say nothing of the file or the GPU that the fault was found with."""
+    if record.settings.tflite:
+        raise UsageError(
+            f"The run is of {record.settings.tflite}, which rewriting the model does not change.",
+            hint=f"Bisect {record.model} without --tflite, fix that run, then make the file anew.",
+        )
+    device = record.environment.get("device", "")
+    if device and not place.get("runner") and not place.get("python"):
+        raise UsageError(
+            f"The run's GPU was that of {device}, and a fix has to be proved there.",
+            hint='Say how to reach it: --runner "ssh HOST"; or bisect on this machine\'s GPU and fix that run.',
+        )
 
 
 def fix_record(
@@ -95,6 +117,7 @@ def request_of(record: RunRecord, folder: Path, model: str | None, inputs: Path 
         ratio_limit=settings.ratio_limit,
         output_limit=settings.output_limit,
         no_gpu=settings.no_gpu,
+        fp32=settings.fp32,
     )
 
 

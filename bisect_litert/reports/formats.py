@@ -6,7 +6,7 @@ import re
 import shlex
 from math import floor, isfinite, isnan, log10, nan
 
-from bisect_litert.record import LITERT_CPU, BlockResult, Comparison, InputInfo, Mark, RunRecord
+from bisect_litert.record import LITERT_CPU, BlockResult, Comparison, InputInfo, Mark, RunName, RunRecord
 
 SYMBOLS = {
     Mark.OK: "✓",
@@ -104,6 +104,14 @@ def clean(text: str, ascii_only: bool = False) -> str:
 def worst_ratio(blocks: tuple[BlockResult, ...] | list[BlockResult]) -> float:
     """Returns the largest known ratio, nan when none is known."""
     return max((b.ratio for b in blocks if not isnan(b.ratio)), default=nan)
+
+
+def device(record: RunRecord) -> str:
+    """Returns what the target's numbers come from: "Mali-G710 (phone-7)", "llvmpipe", "emulated fp16, no GPU"."""
+    named, adapter = record.environment.get("device", ""), record.placement.adapter
+    if record.target not in (RunName.GPU, RunName.GPU_FP32):
+        return record.target
+    return f"{adapter} ({named})" if named and adapter else adapter or named or record.target
 
 
 def share_of_zeros(comparison: Comparison) -> str:
