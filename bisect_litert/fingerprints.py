@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from bisect_litert.pieces import flat_pieces, pairs
+from bisect_litert.pieces import dot, flat_pieces, pairs
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -68,7 +68,7 @@ def fingerprint(values: np.ndarray) -> Fingerprint:
             if not finite.size:
                 continue
             wide, least, most = finite, float(finite.min()), float(finite.max())
-        power += float(wide @ wide)
+        power += dot(wide, wide)
         low, high = min(low, least), max(high, most)
     if low > high:  # nothing was finite
         return Fingerprint(nonfinite, 0.0, 0.0, 0.0)
@@ -89,13 +89,13 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
         x, y = _widened(left), _widened(right)
         with np.errstate(invalid="ignore"):  # infinities of one sign
             d = x - y
-        piece = float(d @ d)
+        piece = dot(d, d)
         if not piece < inf:
             fx, fy = np.isfinite(x), np.isfinite(y)
             if not np.array_equal(fx, fy) or not np.array_equal(x[~fx], y[~fy], equal_nan=True):
                 return inf
             d = x[fx] - y[fx]
-            piece = float(d @ d)
+            piece = dot(d, d)
         power += piece
     return sqrt(power)
 

@@ -6,12 +6,14 @@ from math import inf, log10, nan, sqrt
 
 import numpy as np
 
+from bisect_litert.pieces import dot
+
 FP16_MAX = 65504.0
 
 
 class Totals:
-    """Sums over a reference and a target. Moments are taken about the first finite pair, so that a large mean costs no
-    digits."""
+    """Sums over a reference and a target. Where the first piece has a large mean, moments are taken about its first
+    pair, so that the mean costs no digits."""
 
     def __init__(self, size: int) -> None:
         self.elements = self.common = self.nonfinite = self.new_nonfinite = self.ref_nonfinite = 0
@@ -62,7 +64,7 @@ class Totals:
                 peak = float(np.abs(values[fine]).max())
                 self._peaks(0.0, peak * peaks[0], 0.0, peak * peaks[1])
         some = ref[ref_ok]
-        self.whole_power += float(some @ some)
+        self.whole_power += dot(some, some)
         both = ref_ok & out_ok
         if both.any():
             self._add_finite(ref[both], out[both])
@@ -79,17 +81,22 @@ class Totals:
         ref[:] = reference
         out[:] = target
         np.subtract(out, ref, out=error)
-        if self._shift is None:
-            self._shift = (float(ref[0]), float(out[0]))
-        self._last_power = float(ref @ ref)
+        ref_power, out_power, off = dot(ref, ref), dot(out, out), dot(error, ref)
+        ref_sum, out_sum = float(ref.sum()), float(out.sum())
+        self._last_power = ref_power
         self.common += ref.size
-        self.ref_power += self._last_power
-        self.error_power += float(error @ error)
-        self.cross += self._last_power + float(error @ ref)
+        self.ref_power += ref_power
+        self.error_power += dot(error, error)
+        self.cross += ref_power + off
         self.max_error = max(self.max_error, float(error.max()), -float(error.min()))
+        if self._shift is None:
+            self._shift = (_shift(ref, ref_sum, ref_power), _shift(out, out_sum, out_power))
+        if self._shift == (0.0, 0.0):
+            self._sums += (ref_sum, out_sum, ref_power, out_power, ref_power + off)
+            return
         ref -= self._shift[0]
         out -= self._shift[1]
-        self._sums += (ref.sum(), out.sum(), ref @ ref, out @ out, ref @ out)
+        self._sums += (ref.sum(), out.sum(), dot(ref, ref), dot(out, out), dot(ref, out))
 
     def relative_l2(self) -> float:
         """Error over reference, in the 2-norm; nan when nothing is finite on both sides."""
@@ -117,3 +124,10 @@ class Totals:
         if var_r <= 1e-14 * max(rr, 1e-300) or var_o <= 1e-14 * max(oo, 1e-300):
             return nan
         return float(np.clip((ro - r * o) / sqrt(var_r * var_o), -1.0, 1.0))
+
+
+def _shift(values: np.ndarray, total: float, power: float) -> float:
+    """What to take off before squaring: nothing where the mean is of the size that the values differ by, so that the
+    squares lose no digits to it, however large the pieces after this one."""
+    mean = total / values.size
+    return 0.0 if mean * mean <= 64 * (power / values.size - mean * mean) else float(values[0])

@@ -137,6 +137,22 @@ def test_correlation_survives_a_large_mean() -> None:
     assert 0.99 < c.correlation < 0.999
 
 
+@pytest.mark.parametrize("first", [0.0, 5.0])
+def test_correlation_survives_a_mean_that_only_later_pieces_have(first: float) -> None:
+    rng = np.random.default_rng(1)
+    noise, other = rng.standard_normal((2, 40 * pieces.PIECE)).astype(np.float32)
+    noise[: pieces.PIECE] += first
+    noise[pieces.PIECE :] += 1e4
+    target = noise + 50 * other
+    assert of(noise, target).correlation == pytest.approx(np.corrcoef(noise, target)[0, 1], abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8191, 8192, 20000, 32768])
+def test_products_of_any_length(size: int) -> None:
+    one, other = np.random.default_rng(0).standard_normal((2, size))
+    assert pieces.dot(one, other) == pytest.approx(sum(one * other), abs=1e-9)
+
+
 def test_correlation_does_not_see_what_scale_does() -> None:
     reference = np.random.default_rng(2).standard_normal(100)
     c = of(reference, 6 * reference)

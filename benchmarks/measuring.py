@@ -1,0 +1,113 @@
+"""What the speed benchmarks share: fresh processes, their peak memory, and what a number depends on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = (sys.executable, "-m", "bisect_litert")
+EVERY = 0.05
+"""Seconds between two looks at the processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a command took."""
+
+    seconds: float
+    code: int
+    output: str
+    parent: float
+    """Peak resident size of its own process, MB."""
+    worker: float
+    """The same of the largest worker process that it started, MB."""
+
+
+def watch(command: Sequence[str], environment: Mapping[str, str] = {}) -> Watched:
+    """Runs a command and watches the peaks of its process and of the workers it starts.
+
+    The kernel keeps each process's own peak (VmHWM) and forgets what was before an exec; `ru_maxrss` does not: a child
+    would start with its parent's. Linux only; elsewhere the peaks are 0.
+    """
+    with tempfile.TemporaryFile("w+") as out:
+        started = time.perf_counter()
+        child = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )
+        parent, worker = 0.0, 0.0
+        while child.poll() is None:
+            parent = max(parent, _peak(child.pid))
+            worker = max([worker, *(_peak(pid) for pid in _children(child.pid) if _is_worker(pid))])
+            time.sleep(EVERY)
+        seconds = time.perf_counter() - started
+        out.seek(0)
+        return Watched(seconds, child.returncode, out.read(), parent, worker)
+
+
+def _peak(pid: int) -> float:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    except (OSError, ValueError):
+        pass
+    return 0.0
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):  # each thread has its own
+        try:
+            found += [int(word) for word in listed.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def bisect(model: str, blocks: str, *options: str, environment: Mapping[str, str] = {}) -> tuple[Watched, Any]:
+    """Runs the command on a model in a fresh process; returns what it took and its record."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*OURS, model, *(["--blocks", blocks] if blocks else []), "-q", "--json", *options]
+        done = watch([*command, "--out", f"{folder}/run"], environment)
+    if done.code not in (0, 1):
+        raise SystemExit(f"{' '.join(command)} ended with {done.code}")
+    return done, json.loads(done.output)
+
+
+def about(adapter: str = "") -> dict[str, Any]:
+    """Versions, cores, adapter, and how busy the machine was: what a number depends on."""
+    sys.path.insert(0, str(ROOT))
+    from bisect_litert import environment
+
+    return {**environment.describe(), "cores": os.cpu_count(), "adapter": adapter, "load": round(os.getloadavg()[0], 1)}
+
+
+def show(about: Mapping[str, Any]) -> None:
+    """Prints what a number depends on, in one line."""
+    print("; ".join(f"{key} {value}" for key, value in about.items() if value != ""), flush=True)
+
+
+def save(path: Path | None, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what was measured as JSON, if asked for."""
+    if path is not None:
+        path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
