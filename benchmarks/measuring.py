@@ -28,8 +28,12 @@ class Watched:
     output: str
     parent: float
     """Peak resident size of its own process, MB."""
+    parent_private: float
+    """Largest size seen of what it cannot give back to the disk (RssAnon), MB."""
     worker: float
-    """The same of the largest worker process that it started, MB."""
+    """As `parent`, of the largest worker process that it started."""
+    worker_private: float
+    """As `parent_private`."""
 
 
 def watch(command: Sequence[str], environment: Mapping[str, str] = {}) -> Watched:
@@ -47,24 +51,33 @@ def watch(command: Sequence[str], environment: Mapping[str, str] = {}) -> Watche
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         )
-        parent, worker = 0.0, 0.0
+        own = worker = (0.0, 0.0)
         while child.poll() is None:
-            parent = max(parent, _peak(child.pid))
-            worker = max([worker, *(_peak(pid) for pid in _children(child.pid) if _is_worker(pid))])
+            own = _larger(own, _sizes(child.pid))
+            for pid in _children(child.pid):
+                if _is_worker(pid):
+                    worker = _larger(worker, _sizes(pid))
             time.sleep(EVERY)
         seconds = time.perf_counter() - started
         out.seek(0)
-        return Watched(seconds, child.returncode, out.read(), parent, worker)
+        return Watched(seconds, child.returncode, out.read(), *own, *worker)
 
 
-def _peak(pid: int) -> float:
+def _larger(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return max(one[0], other[0]), max(one[1], other[1])
+
+
+def _sizes(pid: int) -> tuple[float, float]:
+    """A process's peak so far, and its private size now, MB."""
+    found = {"VmHWM": 0.0, "RssAnon": 0.0}
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) / 1024
     except (OSError, ValueError):
         pass
-    return 0.0
+    return found["VmHWM"], found["RssAnon"]
 
 
 def _children(pid: int) -> list[int]:

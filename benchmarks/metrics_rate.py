@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +55,9 @@ def main() -> None:
         target = reference + np.float32(1e-3) * draw.standard_normal(count, np.float32)
         place = np.zeros_like(reference)
         jobs: dict[str, Callable[[], object]] = {
-            "copy": lambda place=place, reference=reference: np.copyto(place, reference),
-            "compare": lambda reference=reference, target=target: compare(reference=reference, target=target),
-            "by_scale": lambda reference=reference, target=target: compare_by_scale(reference=reference, target=target),
+            "copy": partial(np.copyto, place, reference),
+            "compare": partial(compare, reference=reference, target=target),
+            "by_scale": partial(compare_by_scale, reference=reference, target=target),
         }
         samples: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(arguments.repeat):

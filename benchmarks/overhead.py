@@ -1,10 +1,17 @@
 """What a whole run costs over what it cannot do without, side by side and interleaved.
 
-    python benchmarks/overhead.py [MODEL[:GLOB] ...] [--repeat N] [--json FILE]
+    python benchmarks/overhead.py [MODEL[:GLOB] ...] [--repeat N] [--stages] [--json FILE]
 
-The unavoidable parts are measured in a fresh process: importing torch and litert-torch, one conversion of the
-untapped model, one eager forward. The GPU runs are those that the run itself made, as its record says (compile, run
-and read, warm shader cache). The ratio is the whole command's wall time over their sum.
+MODEL is a name from speed_models.py (all five by default) or a model file. The ratio is the whole command's wall time,
+without the conversion cache, over the sum of its unavoidable parts, each measured alone in a fresh process in the same
+round:
+
+- imports: torch and litert-torch, and loading the model file with what that imports;
+- one `litert_torch.convert` of the untapped model, one eager forward, one run on LiteRT's CPU;
+- the GPU compiles and runs that the verdict needs: all that the run made but the second look at whether the GPU repeats
+  itself. They are run again from the request folders of the warming-up run, in a worker with nothing beside it.
+
+The first run fills the shader cache and is not counted. `--stages` also prints where the last run's time went.
 """
 
 from __future__ import annotations
@@ -15,90 +22,133 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-EXAMPLES = (
-    "examples/healthy.py:*",
-    "examples/layernorm_overflow.py:blocks.*",
-    "examples/constant_mask_attention.py:layers.*",
-)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import measuring
 
+MODELS = ("bert_mini", "vit_tiny", "resnet_18", "transformer_24", "ops_1000")
+AIMS = {False: 1.15, True: 1.4}
+"""By whether there is a culprit."""
+
+KEEPING = """
+import shutil, sys
+shutil.rmtree = lambda *words, **options: None  # the requests are to be run again
+from bisect_litert.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 PARTS = """
 import json, sys, time
+import numpy as np
+from pathlib import Path
 start = time.perf_counter()
 import torch, litert_torch
-imports = time.perf_counter() - start
-from pathlib import Path
 from bisect_litert import model_file
-from bisect_litert.conversion import convert
 loaded = model_file.load(sys.argv[1])
-start = time.perf_counter()
-with torch.no_grad():
-    loaded.module(*loaded.args, **loaded.kwargs)
-forward = time.perf_counter() - start
-start = time.perf_counter()
+took = {"imports": time.perf_counter() - start}
+from bisect_litert.conversion import convert, input_names
+from bisect_litert.jobs import Job
+from bisect_litert.runners import Runner
 folder = Path(sys.argv[2])
-convert(loaded.module, loaded.args, loaded.kwargs, folder / "m.tflite", folder / "m.log")
-print(json.dumps({"imports": imports, "forward": forward, "convert": time.perf_counter() - start}))
+with Runner(folder / "parts") as runner:
+    runner.warm_up()
+    start = time.perf_counter()
+    with torch.no_grad():
+        loaded.module(*loaded.args, **loaded.kwargs)
+    took["forward"] = time.perf_counter() - start
+    start = time.perf_counter()
+    graph = convert(loaded.module, loaded.args, loaded.kwargs, folder / "m.tflite", folder / "m.log")
+    took["convert"] = time.perf_counter() - start
+    given = input_names(graph, loaded.args, loaded.kwargs)
+    took["cpu"] = runner.run([Job("cpu", folder / "m.tflite", "cpu", given)])["cpu"].seconds
+    took["gpu"], took["gpu_runs"] = 0.0, 0
+    for request in sorted(Path(sys.argv[3]).glob("*/requests/*/request.json")):
+        for job in json.loads(request.read_text())["jobs"]:
+            if not job["accelerator"].startswith("gpu") or job["id"].endswith("-again"):
+                continue
+            inputs = {name: np.load(request.parent / path) for name, path in job["inputs"].items()}
+            again = Job(job["id"], request.parent / job["model"], job["accelerator"], inputs, job["fp32"], job["env"],
+                        job["fallback"])
+            result = runner.run([again])[job["id"]]
+            if result.ok:
+                took["gpu"] += result.seconds
+                took["gpu_runs"] += 1
+print(json.dumps(took))
 """
 
 
-def parts(model: Path) -> dict[str, float]:
-    """Times imports, one forward and one conversion in a fresh process."""
+def parts(model: str, requests: Path) -> dict[str, float]:
+    """Times the unavoidable parts in a fresh process."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", PARTS, str(model), folder], capture_output=True, text=True, check=True, cwd=ROOT
-        )
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+        done = measuring.watch([sys.executable, "-c", PARTS, model, folder, str(requests)])
+    if done.code:
+        raise SystemExit(f"the parts of {model} could not be timed: {done.code}")
+    return dict(json.loads(done.output.splitlines()[-1]))
 
 
-def whole(model: Path, blocks: str) -> tuple[float, float, dict[str, Any]]:
-    """Times the command; returns wall seconds, the GPU runs' seconds, and the record."""
+def warmed(model: str, blocks: str, requests: Path) -> None:
+    """Fills the shader cache, and keeps what the run sent to the worker."""
+    command = [sys.executable, "-c", KEEPING, model, "--blocks", blocks, "-q", "--json", "--out", str(requests / "run")]
+    done = measuring.watch(command, {"TMPDIR": str(requests)})
+    if done.code not in (0, 1):
+        raise SystemExit(f"the run of {model} ended with {done.code}")
+
+
+def stages(model: str, blocks: str) -> str:
+    """Where the time of a run goes, as it says itself."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bisect_litert", str(model), "--blocks", blocks, "-q", "--json"]
-        start = time.perf_counter()
-        done = subprocess.run([*command, "--out", f"{folder}/run"], capture_output=True, text=True, cwd=ROOT)
-        seconds = time.perf_counter() - start
-    record = json.loads(done.stdout)
-    gpu = sum(r["seconds"] for r in record["runs"] if r["name"].startswith("gpu") and r["status"] == "ok")
-    return seconds, gpu, record
+        command = [*measuring.OURS, model, "--blocks", blocks, "-v", "--no-cache", "--out", f"{folder}/run"]
+        return subprocess.run(command, capture_output=True, text=True, cwd=measuring.ROOT).stderr
+
+
+def spec(name: str) -> tuple[str, str]:
+    """A model as the command line names it, and its blocks."""
+    from benchmarks import speed_models
+
+    path, _, blocks = name.partition(":")
+    if path in speed_models.BLOCKS:
+        return f"benchmarks/speed_models.py:{path}", blocks or speed_models.BLOCKS[path]
+    return str(Path(path).resolve()), blocks or "*"
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=EXAMPLES, help="model files, with :GLOB for the blocks")
+    parser.add_argument("models", nargs="*", default=MODELS, help="names, or model files with :GLOB for the blocks")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--stages", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = []
-    print(
-        f"{'model':<28} {'verdict':<14} {'whole s':>8} {'imports':>8} {'convert':>8} {'gpu':>6} {'runs':>5}"
-        f" {'ratio':>6}"
-    )
-    for spec in arguments.models:
-        path, _, blocks = spec.partition(":")
-        model = (ROOT / path).resolve()
-        whole(model, blocks or "*")  # warms the shader cache
-        samples = []
-        for _ in range(arguments.repeat):
-            needed = parts(model)
-            seconds, gpu, record = whole(model, blocks or "*")
-            samples.append({**needed, "gpu": gpu, "whole": seconds, "ratio": seconds / (sum(needed.values()) + gpu)})
-        middle = {key: statistics.median(s[key] for s in samples) for key in samples[0]}
-        runs = sum(r["name"].startswith("gpu") and r["status"] == "ok" for r in record["runs"])
-        rows.append(
-            {"model": model.name, "cause": record["verdict"]["cause"], "gpu_runs": runs, "samples": samples, **middle}
-        )
-        print(
-            f"{model.name:<28} {record['verdict']['cause']:<14} {middle['whole']:>8.2f} {middle['imports']:>8.2f} "
-            f"{middle['convert']:>8.2f} {middle['gpu']:>6.2f} {runs:>5} {middle['ratio']:>6.2f}",
-            flush=True,
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+    about, rows = measuring.about(), []
+    measuring.show(about)
+    names = ("imports", "convert", "forward", "cpu", "gpu")
+    print(f"{'model':<16} {'verdict':<12} {'whole s':>8} " + " ".join(f"{name:>8}" for name in names)
+          + f" {'runs':>5} {'ratio':>6} {'aim':>5}")  # fmt: skip
+    for name in arguments.models:
+        model, blocks = spec(name)
+        with tempfile.TemporaryDirectory() as folder:
+            requests = Path(folder)
+            warmed(model, blocks, requests)
+            samples = []
+            for _ in range(arguments.repeat):
+                needed = parts(model, requests)
+                done, record = measuring.bisect(model, blocks, "--no-cache")
+                needed["whole"] = done.seconds
+                needed["ratio"] = done.seconds / sum(needed[part] for part in names)
+                samples.append(needed)
+        middle = {key: statistics.median(sample[key] for sample in samples) for key in samples[0]}
+        aim, cause = AIMS[bool(record["culprits"])], record["verdict"]["cause"]
+        about["adapter"] = record["placement"]["adapter"]
+        row: dict[str, Any] = {"model": name, "cause": cause, "aim": aim, "samples": samples, **middle}
+        print(f"{Path(name).name:<16} {cause:<12} {middle['whole']:>8.2f} "
+              + " ".join(f"{middle[part]:>8.2f}" for part in names)
+              + f" {middle['gpu_runs']:>5.0f} {middle['ratio']:>6.2f} {aim:>5}", flush=True)  # fmt: skip
+        if arguments.stages:
+            row["stages"] = stages(model, blocks)
+            print(row["stages"], flush=True)
+        rows.append(row)
+        measuring.save(arguments.json, about, rows)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A file of models for `bisect-litert benchmarks/speed_models.py:NAME`; `BLOCKS` h
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -157,3 +158,69 @@ def mixers(depth: int, *, width: int = 64, length: int = 32) -> Case:
 
 
 ops_1000 = functools.partial(mixers, 40)
+
+
+class Step(torch.nn.Module):
+    """A few ops on each element alone: as large as one likes, and nothing to add up."""
+
+    def __init__(self, phase: float) -> None:
+        super().__init__()
+        self.phase = phase
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.sin(3.0 * x + self.phase)
+
+
+class Mixed(torch.nn.Module):
+    """A linear layer and a residual around it: as many as one likes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.tanh(self.linear(x))
+
+
+class Chain(torch.nn.Module):
+    """Blocks in a row."""
+
+    def __init__(self, blocks: list[torch.nn.Module]) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def plain(depth: int, elements: int) -> Case:
+    """Blocks that return so many elements each."""
+    torch.manual_seed(0)
+    rows = next(n for n in range(int(elements**0.5), 0, -1) if elements % n == 0)
+    blocks: list[torch.nn.Module] = [Step(float(phase)) for phase in 6.28 * torch.rand(depth)]
+    return Chain(blocks).eval(), {"x": torch.randn(1, rows, elements // rows)}
+
+
+def mixed(depth: int, elements: int) -> Case:
+    """The same with a linear layer of 64 in each."""
+    torch.manual_seed(0)
+    return Chain([Mixed(64) for _ in range(depth)]).eval(), {"x": torch.randn(1, elements // 64, 64)}
+
+
+_SIZED: dict[str, Callable[..., Case]] = {
+    "transformer_of": lambda depth: transformer(depth, fault=depth * 6 // 10),
+    "plain": plain,
+    "mixed": mixed,
+}
+
+
+def __getattr__(name: str) -> functools.partial[Case]:
+    """Models of any size: `transformer_of_N` with an overflow in the block behind six tenths of them, `plain_N_E` and
+    `mixed_N_E` of N blocks that return E elements each."""
+    for kind, make in _SIZED.items():
+        sizes = name.removeprefix(f"{kind}_").split("_")
+        if name.startswith(f"{kind}_") and all(size.isdigit() for size in sizes):
+            return functools.partial(make, *map(int, sizes))
+    raise AttributeError(name)
