@@ -1,10 +1,11 @@
 """Fixes every culprit of a folder of planted faults and counts how many end in a proven fix (README.md).
 
-    python benchmarks/fixes.py DIR [--only GLOB] [--limit SECONDS] [--json FILE] [--keep DIR]
+    python benchmarks/fixes.py DIR [--only GLOB] [--limit SECONDS] [--json FILE [--resume]] [--keep DIR]
 
 DIR holds zoo.py and cases.json as for `benchmarks/zoo.py`. A case counts when a fault is wanted and the run names one;
-healthy cases are left out. What a fix saved is then applied by a process that has seen nothing else of it, to a freshly
-loaded model, which is converted and run anew: a fix that does not hold there is no fix.
+healthy cases are left out. A run that was stopped goes on with --resume. What a fix saved is then applied by a process
+that has seen nothing else of it, to a freshly loaded model, which is converted and run anew: a fix that does not hold
+there is no fix.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ if __package__ in (None, ""):
 from benchmarks.zoo import load_zoo
 
 AIMED_AT = ("overflow", "wrong-kernel")
-TORCH_LIMIT = 1e-5
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Row:
     why_not: str
     torch32: float
     torch64: float
+    torch_own: float
+    """Where fp64 decided whether torch computes the same: what torch's own fp32 result is off by; else nan."""
+    torch_off: float
     block_error: tuple[float, float]
     output_error: tuple[float, float]
     tried: int
@@ -102,6 +105,8 @@ def fix_case(folder: Path, name: str, out: Path) -> list[Row]:
                 why_not=culprit.why_not,
                 torch32=record.torch32,
                 torch64=record.torch64,
+                torch_own=record.torch_own,
+                torch_off=record.torch_off,
                 block_error=(culprit.before_error, done.block_error if done else float("nan")),
                 output_error=(record.output_before, record.output_after),
                 tried=len(culprit.attempts),
@@ -176,6 +181,26 @@ class Helper:
             process.join(10)
 
 
+def _torch(claimed: Sequence[Row]) -> list[str]:
+    """How far the fixes are from torch's own result: where the limit held, and where fp64 decided."""
+    strict = [row for row in claimed if isnan(row.torch_own)]
+    by_fp64 = [row for row in claimed if not isnan(row.torch_own)]
+    lines = []
+    if strict:
+        lines.append(
+            f"torch's own result, strict: {len(strict)} of {len(claimed)}, differs by at most"
+            f" {max(row.torch32 for row in strict):.2g} in fp32"
+        )
+    if by_fp64:
+        lines.append(f"torch's own result, by fp64: {len(by_fp64)} of {len(claimed)}")
+    for row in by_fp64:
+        lines.append(
+            f"  {row.case} {row.block}: torch's own fp32 result is off by {row.torch_own:.2g} from fp64; the fix is"
+            f" off by {row.torch_off:.2g} (fp32 {row.torch32:.2g}, fp64 {row.torch64:.2g})"
+        )
+    return lines
+
+
 def report(rows: Sequence[Row], failed: Mapping[str, str]) -> str:
     """The counts, and what is left with its reason."""
     lines = [f"{'cause':24}{'culprits':>9}{'fixed':>7}{'share':>7}"]
@@ -193,7 +218,7 @@ def report(rows: Sequence[Row], failed: Mapping[str, str]) -> str:
     claimed = [row for row in rows if row.outcome == "fixed"]
     if claimed:
         lines += [
-            f"largest difference of torch's own result in fp32: {max(row.torch32 for row in claimed):.2g}",
+            *_torch(claimed),
             f"saved files that hold in a process of their own: "
             f"{sum(row.checked == 'right' for row in claimed)} of {len(claimed)}",
             f"median seconds a case: {statistics.median(row.seconds for row in rows):.0f}",
@@ -215,6 +240,19 @@ def report(rows: Sequence[Row], failed: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+def _answer(fixer: Helper, checker: Helper, name: str, out: Path) -> str | list[dict[str, Any]]:
+    """Fixes a case and has it checked; returns its rows, or what went wrong."""
+    answer: str | list[Row] = fixer.ask(name, out)
+    if isinstance(answer, str):
+        return answer
+    checked = ""
+    if any(row.outcome == "fixed" for row in answer):
+        checked = checker.ask(name, out)
+        if any(row.outcome != "fixed" for row in answer) and checked.startswith("wrong"):
+            checked = "not all of the case is fixed, so its outputs are not right"
+    return [{**asdict(row), "checked": checked if row.outcome == "fixed" else ""} for row in answer]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code says whether every fix that is claimed holds."""
     parser = argparse.ArgumentParser(description="Fixes the culprits of a folder of planted faults.")
@@ -222,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="GLOB", help="run the cases whose name matches")
     parser.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit of one case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every row")
+    parser.add_argument("--resume", action="store_true", help="leave out what is in the JSON file already")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what the fixes leave there")
     args = parser.parse_args(arguments)
     folder = args.folder.resolve()
@@ -229,31 +268,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [n for n, c in cases.items() if c["cause"] not in ("none", "cannot-test") and fnmatch.fnmatch(n, args.only)]
     if not names:
         parser.error(f"no faulty case matches {args.only!r}")
-    rows: list[Row] = []
-    failed: dict[str, str] = {}
+    done: dict[str, Any] = {}
+    if args.resume and args.json and args.json.exists():
+        done = json.loads(args.json.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="fixes-") as scratch:
         keep = args.keep.resolve() if args.keep else Path(scratch)
         fixer, checker = Helper("fix", folder, args.limit), Helper("check", folder, args.limit)
         for number, name in enumerate(names, 1):
-            answer = fixer.ask(name, keep / name)
-            if isinstance(answer, str):
-                failed[name] = answer
-                print(f"[{number:3}/{len(names)}] {name}: {answer}", flush=True)
-                continue
-            checked = ""
-            if any(row.outcome == "fixed" for row in answer):
-                checked = checker.ask(name, keep / name)
-                if any(row.outcome != "fixed" for row in answer) and checked.startswith("wrong"):
-                    checked = "not all of the case is fixed, so its outputs are not right"
-            for row in answer:
-                rows.append(Row(**{**asdict(row), "checked": checked if row.outcome == "fixed" else ""}))
-                said = f"{row.block} {row.cause}: {row.outcome} {row.rewrite} {rows[-1].checked}"
-                print(f"[{number:3}/{len(names)}] {name}: {said}", flush=True)
-            if args.json:
-                args.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", encoding="utf-8")
+            if name not in done:
+                done[name] = _answer(fixer, checker, name, keep / name)
+                if args.json:
+                    args.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+            said = done[name]
+            for line in [said] if isinstance(said, str) else said:
+                words = line
+                if not isinstance(line, str):
+                    words = f"{line['block']} {line['cause']}: {line['outcome']} {line['rewrite']} {line['checked']}"
+                print(f"[{number:3}/{len(names)}] {name}: {words}", flush=True)
         fixer.stop()
         checker.stop()
-    print("\n" + report(rows, failed))
+    rows = [Row(**row) for name in names if not isinstance(done[name], str) for row in done[name]]
+    print("\n" + report(rows, {name: done[name] for name in names if isinstance(done[name], str)}))
     return int(any(row.checked.startswith("wrong") for row in rows))
 
 

@@ -155,6 +155,11 @@ class FixRecord:
     seconds: float
     environment: dict[str, str]
     schema: int = FIX_SCHEMA
+    torch_own: float = nan
+    """Where fp64 decided whether torch computes the same: how far torch's own fp32 result is from fp64, relative to the
+    output's largest magnitude; else nan."""
+    torch_off: float = nan
+    """How far the fixed model's fp32 result is from the same fp64 result then; else nan."""
     files: dict[str, str] = field(default_factory=dict)
     """What the folder holds, relative paths."""
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from bisect_litert import bisection, preparation
 from bisect_litert.errors import UsageError
 from bisect_litert.fix_record import Attempt, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import engine, faults, patching, rewrites_file, trial
+from bisect_litert.fixing.agreement import Truth, judged
 from bisect_litert.fixing.check import check
 from bisect_litert.fixing.folder import leave
 from bisect_litert.fixing.run import fix_run
@@ -137,16 +139,38 @@ def test_shams_are_not_called_fixes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "torch's own result differs by 0.0" in culprit.attempts[0].detail
 
 
-def test_torch_in_fp64_may_differ_by_what_fp32_costs_and_no_more() -> None:
-    import numpy as np
+@pytest.mark.parametrize(
+    ("own", "single", "double", "said"),
+    [  # what the original's fp32 result is off by, what the changed model's results are off by, and what is said of it
+        (0.0, 1e-6, 1e-6, ""),
+        (0.0, 1e-4, 0.0, "differs by 0.0001 with it, 1e-05 is allowed"),
+        (0.0, 0.0, 1e-3, "in fp64 differs by 0.001 with it, 1e-05 is allowed"),
+        (0.0, nan, 0.0, "differs by"),
+        (9e-6, 2e-5, 0.0, "differs by"),  # fp32 is near enough to be held to
+        (1e-3, 0.0, 0.0, "fp64 decides"),
+        (1e-3, -9e-4, 1e-6, "fp64 decides"),
+        (1e-3, -2e-3, 1e-6, "off by 0.001 from fp64, and with it by 0.002"),
+        (1e-3, 0.0, 1e-4, "in fp64 differs by 0.0001 with it"),
+        (1e-3, 1e-3, 5e-4, "fp64 decides"),  # fp32 swallows what fp64 keeps
+        (1e-3, 1e-3, 5e-3, "in fp64 differs by 0.005 with it, 0.001 is allowed"),
+    ],
+)
+def test_torch_computes_the_same(own: float, single: float, double: float, said: str) -> None:
+    one = np.array([1.0])
+    truth = Truth({"a": one, "b": one * (1 + own)}, {"a": one, "b": one})
+    found = judged(truth, {"a": one, "b": one * (1 + single)}, {"a": one, "b": one * (1 + double)})
+    by_fp64 = said == "fp64 decides"
+    assert (found.complaint == "") is (said in ("", "fp64 decides"))
+    assert by_fp64 or said in found.complaint
+    assert found.own == pytest.approx(own if by_fp64 else nan, nan_ok=True)
+    assert found.off == pytest.approx(abs(single) if by_fp64 else nan, nan_ok=True)
 
-    one, off = np.array([1.0]), np.array([1.001])
-    exact = trial.Truth({"": one}, {"": one})
-    assert exact.complaint(1e-6, 1e-6) == ""
-    assert "fp64" in exact.complaint(1e-6, 1e-3)
-    assert "differs" in exact.complaint(1e-4, 0.0)
-    assert "differs" in exact.complaint(nan, 0.0)
-    assert trial.Truth({"": one}, {"": off}).complaint(0.0, 5e-4) == ""
+
+def test_one_output_that_fp32_blurs_excuses_no_other() -> None:
+    one = np.array([1.0])
+    truth = Truth({"a": one, "b": one * 1.001}, {"a": one, "b": one})
+    assert "differs" in judged(truth, {"a": one * 1.0001, "b": one}, {"a": one, "b": one}).complaint
+    assert judged(truth, {"a": one}, {"a": one}).complaint == "torch returns other outputs with it"
 
 
 def test_regions_go_from_the_owner_of_the_op_outwards() -> None:
@@ -266,6 +290,7 @@ def test_every_rewrite_has_an_example_and_the_page_is_up_to_date() -> None:
 def test_a_report_without_culprits_says_so() -> None:
     empty = FixRecord("m", "gpu", (), False, False, nan, nan, 0.0, nan, None, "", 1.0, {})
     assert report.text(empty).startswith("Nothing to fix")
+    assert "fp64 decides" not in report.markdown(empty)
 
 
 def test_what_is_not_finite_and_what_was_not_measured_are_told_apart() -> None:
@@ -289,3 +314,13 @@ def test_a_docstring_is_wrapped_once() -> None:
     assert " ".join(line.strip().strip('"') for line in paragraph) == text
     assert all(len(line) > 90 for line in paragraph[:-1])
     assert lines[-3:] == ["    - first line", "    - second line and on", '    """']
+
+
+def test_where_fp64_decides_the_report_says_so_with_both_numbers() -> None:
+    attempt = Attempt("r", "A rewrite", "b", Reached.PROVEN, "", 1.4e-3, 1e-9, 3.9e-4, nan, 9e-4)
+    fixed = CulpritFix("b", Cause.PRECISION_LOSS, "", "SUB in b", False, Outcome.FIXED, "", 0.1, nan, (attempt,))
+    record = FixRecord("m", "gpu", (fixed,), True, False, 0.1, 9e-4, 1.4e-3, 1e-9, None, "", 1.0, {})
+    assert "fp64 decides" not in report.text(record)
+    decided = replace(record, torch_own=1.4e-3, torch_off=2e-7)
+    for told in (report.text(decided), report.markdown(decided)):
+        assert "torch's own fp32 result is off by 1.4e-3 from fp64; the fix is off by 2.0e-7 (" in told

@@ -22,7 +22,7 @@ import numpy as np
 from bisect_litert import model_file
 from bisect_litert.conversion import convert, input_names
 from bisect_litert.fixing import rewrites_file
-from bisect_litert.fixing.trial import differences, truth_of
+from bisect_litert.fixing.agreement import agreement, truth_of
 from bisect_litert.jobs import Job
 from bisect_litert.metrics import compare
 from bisect_litert.preparation import LoadedModel
@@ -40,6 +40,10 @@ class Check:
     finite, or nothing ran."""
     on_gpu: bool
     detail: str = ""
+    torch_own: float = nan
+    """Where fp64 decided whether torch computes the same: how far the original's fp32 result is from fp64; else nan."""
+    torch_off: float = nan
+    """How far the changed one's is then."""
     complaint: str = ""
     """What is wrong with torch's own result; empty when nothing is."""
 
@@ -62,22 +66,23 @@ def check(loaded: LoadedModel, source: str, work: Path, *, time_limit: float = 3
     """
     changed = replace(loaded, module=rewrites_file.apply(source, loaded.module))
     truth = truth_of(loaded)
-    torch32, torch64 = differences(changed, truth)
-    said = truth.complaint(torch32, torch64)
+    torch = agreement(changed, truth)
     path = work / "fixed.tflite"
     graph = convert(changed.module, changed.args, changed.kwargs, path, work / "convert.log")
     inputs = input_names(graph, changed.args, changed.kwargs)
     with Runner(work / "run", time_limit) as runner:
         result = runner.run([Job("gpu", path, "gpu", inputs)])["gpu"]
     if not result.ok:
-        return Check(torch32, torch64, nan, False, f"{result.status}: {result.detail}", said)
+        detail = f"{result.status}: {result.detail}"
+        return Check(torch.torch32, torch.torch64, nan, False, detail, torch.own, torch.off, torch.complaint)
     errors = [
         compare(reference=wanted, target=np.asarray(result.outputs[port.name]))
         for wanted, port in zip(truth.single.values(), graph.outputs, strict=True)
         if graph.tensors[port.tensor].is_float
     ]
     levels = [c.relative_l2 if c.finite_agreement else nan for c in errors]
-    return Check(torch32, torch64, float(np.max(levels)) if levels else nan, True, "", said)
+    error = float(np.max(levels)) if levels else nan
+    return Check(torch.torch32, torch.torch64, error, True, "", torch.own, torch.off, torch.complaint)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from bisect_litert.bisection import bisect_loaded
 from bisect_litert.errors import BisectError
 from bisect_litert.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import trial
+from bisect_litert.fixing.agreement import Truth, agreement, truth_of
 from bisect_litert.fixing.faults import (
     another,
     block_errors,
@@ -56,7 +57,7 @@ class Fixed:
     last: RunRecord
     """The bisection of that model; the first one when nothing was fixed."""
     original: LoadedModel
-    truth: trial.Truth
+    truth: Truth
 
 
 def fix(
@@ -94,7 +95,7 @@ class _Fixing:
 
     def run(self) -> Fixed:
         started = time.monotonic()
-        self.truth = trial.truth_of(self.original)
+        self.truth = truth_of(self.original)
         for _ in range(MAX_ROUNDS):
             culprit = next((c for c in faults_of(self.last) if key_of(c) not in self.cases), None)
             if culprit is None:
@@ -103,7 +104,7 @@ class _Fixing:
             self._work_on(case)
             if not case.fixed:
                 self._give_up(culprit.block)
-        torch32, torch64 = trial.differences(self.model, self.truth)
+        torch = agreement(self.model, self.truth)
         closed = [self._closed(case) for case in self.cases.values()]
         record = FixRecord(
             model=self.first.model,
@@ -114,8 +115,10 @@ class _Fixing:
             diverged_after=self.last.verdict.diverged,
             output_before=output_error(self.first),
             output_after=output_error(self.last),
-            torch32=torch32,
-            torch64=torch64,
+            torch32=torch.torch32,
+            torch64=torch.torch64,
+            torch_own=torch.own,
+            torch_off=torch.off,
             costs=None,
             checked="",
             seconds=time.monotonic() - started,
@@ -242,14 +245,13 @@ class _Fixing:
         try:
             for part in group:
                 model = trial.replaced(model, part.step)
-            torch32, torch64 = trial.differences(model, self.truth)
+            torch = agreement(model, self.truth)
         except Exception as error:
             detail = error.message if isinstance(error, BisectError) else f"{type(error).__name__}: {error}"
             return ended(Reached.TORCH, detail)
-        attempts = tuple(replace(a, torch32=torch32, torch64=torch64) for a in attempts)
-        said = self.truth.complaint(torch32, torch64)
-        if said:
-            return ended(Reached.TORCH, said)
+        attempts = tuple(replace(a, torch32=torch.torch32, torch64=torch.torch64) for a in attempts)
+        if torch.complaint:
+            return ended(Reached.TORCH, torch.complaint)
         self.trials += 1
         try:
             again = replace(self.request, out=self.work / f"trial-{self.trials}", force=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bisect_litert import model_file
-from bisect_litert.fixing.trial import TORCH_LIMIT, Step, differences, truth_of
+from bisect_litert.fixing.agreement import agreement, truth_of
+from bisect_litert.fixing.trial import Step
 from bisect_litert.preparation import LoadedModel
 from bisect_litert.request import BisectRequest
 
@@ -220,11 +221,11 @@ def _works(
             for module in own:
                 del sys.modules[module]
             patched = model_file.load(spec, inputs_path=request.inputs, seed=request.seed)
-            single, double = differences(patched, truth_of(loaded))
+            found = agreement(patched, truth_of(loaded))
         except Exception:
             return False
         finally:
             sys.modules.clear()
             sys.modules.update(modules)
             sys.path[:] = search
-    return max(single, 0.0 if double != double else double) <= TORCH_LIMIT
+    return not found.complaint

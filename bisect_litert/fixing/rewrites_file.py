@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bisect_litert import eager
-from bisect_litert.fixing.trial import Step, differences, replaced, truth_of
+from bisect_litert.fixing.agreement import agreement, truth_of
+from bisect_litert.fixing.trial import Step, replaced
 from bisect_litert.preparation import LoadedModel
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def pruned(loaded: LoadedModel, steps: Sequence[Step]) -> tuple[Step, ...]:
         without = [other for other in kept if other is not step]
         try:
             whole = truth_of(_all(loaded, kept))
-            same = differences(_all(loaded, without), whole)[0] == 0.0
+            same = agreement(_all(loaded, without), whole).torch32 == 0.0
         except Exception:
             same = False
         if same:

@@ -135,15 +135,23 @@ def _kept_off(c: CulpritFix) -> str:
 def _whole(record: FixRecord) -> list[str]:
     lines = [f"outputs    {_before_after(record.output_before, record.output_after)}"]
     if any(c.outcome is Outcome.FIXED for c in record.culprits):
-        double = f"{_error(record.torch64)} in fp64" if not isnan(record.torch64) else "it does not run in fp64"
-        lines.append(
-            f"torch      computes the same: largest relative difference {_error(record.torch32)} in fp32, {double}"
-        )
+        lines.append(f"torch      {_torch(record)}")
     if record.costs is not None:
         lines.append(f"costs      {_costs(record.costs)}")
     if record.checked:
         lines.append(f"checked    {record.checked}")
     return lines
+
+
+def _torch(record: FixRecord) -> str:
+    double = f"{_error(record.torch64)} in fp64" if not isnan(record.torch64) else "it does not run in fp64"
+    both = f"{_error(record.torch32)} in fp32, {double}"
+    if isnan(record.torch_own):
+        return f"computes the same: largest relative difference {both}"
+    return (
+        f"computes the same where fp64 decides: torch's own fp32 result is off by {_error(record.torch_own)} from fp64;"
+        f" the fix is off by {_error(record.torch_off)} (largest relative difference to the original {both})"
+    )
 
 
 def _costs(costs: Costs) -> str:
