@@ -109,6 +109,12 @@ def _shared_keys(x: Tensor, _: Tensor) -> Tensor:
     return x + x @ shared
 
 
+def _by_hand(x: Tensor, _: Tensor) -> Tensor:
+    """A smooth maximum of x and 0, and a softmax with an epsilon instead of its maximum."""
+    weights = torch.exp(x * 8)
+    return torch.log(1 + weights) / 8 + weights / (weights.sum(-1, keepdim=True) + 1e-6)
+
+
 def _windows(x: Tensor, _: Tensor) -> Tensor:
     parts = x.reshape(1, 4, 4, 4, 4, 8).permute(0, 1, 3, 2, 4, 5) * 2
     return parts.permute(0, 1, 3, 2, 4, 5).reshape(1, 16, 16, 8)
@@ -180,6 +186,7 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "group-norm": lambda: _image(Scaled(3e3, nn.GroupNorm(2, 8))),
     "instance-norm": lambda: _image(Scaled(3e3, nn.InstanceNorm2d(8, affine=True))),
     "batch-norm": lambda: _image(Scaled(3e3, nn.BatchNorm2d(8, track_running_stats=False))),
+    "exponentials": lambda: _tokens(Does(_by_hand)),
     "scale-tracking": lambda: _tokens(
         Does(lambda x, _: torch.softmax((x * 300) @ (x * 300).transpose(-1, -2), -1) @ x)
     ),

@@ -63,6 +63,14 @@ def on_gpu(
     modules: Mapping[str, nn.Module], inputs: tuple[torch.Tensor, ...], folder: Path
 ) -> dict[str, tuple[float, set[str]]]:
     """Runs modules on the GPU; returns each one's largest relative L2 error, and the op types that were refused."""
+    found = errors_on_gpu(modules, inputs, folder)
+    return {name: (float(np.max(errors)), refused) for name, (errors, refused) in found.items()}
+
+
+def errors_on_gpu(
+    modules: Mapping[str, nn.Module], inputs: tuple[torch.Tensor, ...], folder: Path
+) -> dict[str, tuple[list[float], set[str]]]:
+    """The same with one error for each output."""
     jobs, graphs = [], {}
     for name, module in modules.items():
         graphs[name] = convert(module, inputs, {}, folder / f"{name}.tflite", folder / f"{name}.log")
@@ -80,5 +88,5 @@ def on_gpu(
             got = np.asarray(result.outputs[port.name], np.float64)
             errors.append(np.linalg.norm(got - tensor.double().numpy()) / np.linalg.norm(tensor.double().numpy()))
         log = placement.read(result.log_text, len(graph.ops), result.adapter_line)
-        found[name] = (float(np.max(errors)), {r.op for r in log.refused})
+        found[name] = ([float(error) for error in errors], {r.op for r in log.refused})
     return found

@@ -21,6 +21,7 @@ NAMES = (
     "cancelling",
     "block_sums",
     "integer_phase",
+    "exponentials",
     "scale_tracking",
     "constant_operand",
     "padding",
