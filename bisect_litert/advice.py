@@ -10,7 +10,7 @@ unknown never does. Of several entries the most specific answers. Compared in th
 1. it names the kind, which is part of the cause ("underflow" wants the opposite of what "overflow" wants);
 2. it names a module class, which tells what is being computed where an op only tells how;
 3. it names an op;
-4. it has more conditions (ranks, constant operand, reason);
+4. it has more conditions (ranks, sizes, constant operand, reason);
 5. it stands earlier in the file.
 """
 
@@ -42,6 +42,12 @@ class Query:
     """Of the op's result."""
     constant_operand: bool | None = None
     """Whether one of the op's operands is a constant of the file."""
+    constant_rows: bool | None = None
+    """Whether the outermost axis of such a constant is longer than 1."""
+    mixed_ranks: bool | None = None
+    """Whether the op's operands differ in rank."""
+    longest: int | None = None
+    """Longest axis of the op's operands and result."""
     reason: str = ""
     """The delegate's or the converter's own words."""
 
@@ -65,6 +71,9 @@ class Entry:
     min_rank: int | None = None
     max_rank: int | None = None
     constant_operand: bool | None = None
+    constant_rows: bool | None = None
+    mixed_ranks: bool | None = None
+    min_longest: int | None = None
     refused_reason: str = ""
     """Regular expression, searched for in the reason."""
     ready_made: str = ""
@@ -92,7 +101,14 @@ class Entry:
     @property
     def specificity(self) -> tuple[bool, bool, bool, int]:
         """Larger is more specific."""
-        conditions = (self.min_rank, self.max_rank, self.constant_operand)
+        conditions = (
+            self.min_rank,
+            self.max_rank,
+            self.constant_operand,
+            self.constant_rows,
+            self.mixed_ranks,
+            self.min_longest,
+        )
         count = sum(c is not None for c in conditions) + bool(self.refused_reason)
         return bool(self.kinds), bool(self.modules), bool(self.ops), count
 
@@ -107,6 +123,9 @@ class Entry:
             and (self.min_rank is None or (rank is not None and rank >= self.min_rank))
             and (self.max_rank is None or (rank is not None and rank <= self.max_rank))
             and (self.constant_operand is None or query.constant_operand == self.constant_operand)
+            and (self.constant_rows is None or query.constant_rows == self.constant_rows)
+            and (self.mixed_ranks is None or query.mixed_ranks == self.mixed_ranks)
+            and (self.min_longest is None or (query.longest is not None and query.longest >= self.min_longest))
             and (not self.refused_reason or re.search(self.refused_reason, query.reason) is not None)
         )
 
@@ -138,6 +157,10 @@ def find(
     module_class: str = "",
     rank: int | None = None,
     constant_operand: bool | None = None,
+    *,
+    constant_rows: bool | None = None,
+    mixed_ranks: bool | None = None,
+    longest: int | None = None,
 ) -> Entry | None:
     """Finds the advice for a culprit.
 
@@ -148,11 +171,15 @@ def find(
         module_class: Class name of the deepest module that owns the op.
         rank: Rank of the op's result.
         constant_operand: Whether one of the op's operands is a constant.
+        constant_rows: Whether the outermost axis of such a constant is longer than 1.
+        mixed_ranks: Whether the op's operands differ in rank.
+        longest: Longest axis of the op's operands and result.
 
     Returns:
         The most specific entry; the cause's default when nothing else fits; None for `Cause.NONE`.
     """
-    return ask(Query(str(cause), kind, op, module_class, rank, constant_operand))
+    shapes = {"constant_rows": constant_rows, "mixed_ranks": mixed_ranks, "longest": longest}
+    return ask(Query(str(cause), kind, op, module_class, rank, constant_operand, **shapes))  # type: ignore[arg-type]
 
 
 def for_refusal(op: str, reason: str) -> Entry | None:
@@ -189,7 +216,7 @@ def _where(entry: Entry) -> str:
         (False, False): "",
         (True, False): f"rank {entry.min_rank} or more",
         (False, True): f"rank {entry.max_rank} or less",
-        (True, True): f"rank {entry.min_rank} to {entry.max_rank}",
+        (True, True): f"rank {entry.min_rank}" + (f" to {entry.max_rank}" if entry.min_rank != entry.max_rank else ""),
     }
     constant = {None: "", True: "a constant operand", False: "no constant operand"}
     said = [
@@ -198,6 +225,9 @@ def _where(entry: Entry) -> str:
         f"in {', '.join(f'`{m}`' for m in entry.modules)}" if entry.modules else "",
         ranks[entry.min_rank is not None, entry.max_rank is not None],
         constant[entry.constant_operand],
+        {None: "", True: "of several rows", False: "of one row"}[entry.constant_rows],
+        {None: "", True: "operands of different ranks", False: "operands of one rank"}[entry.mixed_ranks],
+        f"an axis of {entry.min_longest} or more" if entry.min_longest is not None else "",
         f"message has `{entry.refused_reason}`" if entry.refused_reason else "",
     ]
     return _cell("; ".join(part for part in said if part) or "anything else")

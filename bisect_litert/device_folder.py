@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from bisect_litert.worker import BYTE_SENTINEL, FLOAT_SENTINELS, count_unwritten
 MANIFEST, RESULTS, ABOUT = "manifest.json", "results", "device.json"
 SCHEMA = 1
 _PIECE = 1 << 20
+_CLOCKS = 60.0
+"""Seconds that the clocks of two machines may be apart."""
 _KNOWN = (ABOUT, "status.json", "started", "stderr.log", "log.txt")
 
 
@@ -42,10 +45,15 @@ class DeviceFolder:
         self.entries: dict[str, dict[str, Any]] = {}
         """By key (`key_of`)."""
         self.rounds = 0
+        self.doubts: dict[str, None] = {}
+        """What makes results look like those of an earlier export, in sentences."""
+        self._made: dict[str, float] = {}
+        """When each entry was asked for, in seconds since 1970, by key."""
         for path in sorted(root.glob(f"round*/{MANIFEST}"), key=lambda p: int(p.parent.name[5:] or 0)):
             try:
                 data = json.loads(path.read_text(encoding="utf-8"))
                 self.entries.update((entry["key"], entry) for entry in data["entries"])
+                self._made.update((entry["key"], float(data.get("created", 0.0))) for entry in data["entries"])
                 self.rounds = max(self.rounds, int(data["round"]))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ExportFolderError(f"{path} cannot be read: {error}.", hint="Export again.") from None
@@ -77,6 +85,7 @@ class DeviceFolder:
             manifest = {
                 "schema": SCHEMA,
                 "round": self.rounds + 1,
+                "created": time.time(),
                 "byte_order": "little",
                 "sentinels": {**{n: f"0x{v:x}" for n, v in FLOAT_SENTINELS.items()}, "other": f"0x{BYTE_SENTINEL:x}"},
                 "entries": entries,
@@ -103,7 +112,7 @@ class DeviceFolder:
         """What came back for a job, and what is wrong with it in a sentence; None when nothing did."""
         entry = self.entries.get(key)
         folder = self.root / RESULTS / entry["name"] if entry else None
-        if entry is None or folder is None or not folder.is_dir():
+        if entry is None or folder is None or not folder.is_dir() or self._is_stale(entry, folder):
             return None
         outputs: dict[str, np.ndarray] = {}
         unwritten: dict[str, int] = {}
@@ -132,6 +141,22 @@ class DeviceFolder:
         said = _shortcomings(entry["name"], len(entry["outputs"]), missing, wrong) if status == OK else ""
         found = JobResult(job.id, status, detail, outputs if status == OK else {}, unwritten, **common)
         return found, said
+
+    def _is_stale(self, entry: Mapping[str, Any], folder: Path) -> bool:
+        """Whether the device says that results are another export's; where it says nothing, their age is noted."""
+        told, name = read_text(folder / "started").strip(), entry["name"]
+        if told:
+            if told != entry.get("id"):
+                self.doubts[f"Results of {name} were left out: they were made for an earlier export."] = None
+                return True
+            return False
+        ages = [path.stat().st_mtime for output in entry["outputs"] for path in _files(folder, output)]
+        if ages and max(ages) < self._made[entry["key"]] - _CLOCKS:
+            self.doubts[
+                f"Results of {name} are older than this export. If the device kept them from an earlier one, remove "
+                "them there and here and run the entry again."
+            ] = None
+        return False
 
     def strangers(self) -> list[str]:
         """Results that no entry asks for: names that were changed on the way."""
@@ -163,6 +188,16 @@ class DeviceFolder:
         if source.resolve() == (self.root / RESULTS).resolve():
             return
         try:
+            for entry in self.entries.values():
+                new = source / entry["name"]
+                told = read_text(new / "started").strip()
+                old = self.root / RESULTS / entry["name"]
+                if told and told != read_text(old / "started").strip():
+                    shutil.rmtree(old, ignore_errors=True)  # of an earlier export
+                for output in entry["outputs"]:
+                    if _files(new, output):
+                        for path in _files(old, output):  # .raw beside a new .npy, or the reverse
+                            path.unlink()
             shutil.copytree(source, self.root / RESULTS, dirs_exist_ok=True)
         except OSError as error:
             raise ExportFolderError(f"{source} cannot be copied: {error}.", hint="Check both folders.") from None
@@ -207,6 +242,7 @@ def _entry(key: str, name: str, job: Job, folder: Path, models: dict[str, str]) 
     return {
         "name": name,
         "key": key,
+        "id": hashlib.sha256("".join([key, *(given["sha256"] for given in inputs)]).encode()).hexdigest()[:24],
         "model": models[digest],
         "sha256": digest,
         "signature": _text(signatures[0].signatureKey) if signatures else "",
@@ -227,20 +263,26 @@ def _port(position: int, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 def _read(folder: Path, output: Mapping[str, Any]) -> np.ndarray | None:
     """Raises: ValueError: The file is no such tensor."""
     dtype, shape = np.dtype(output["dtype"]), tuple(output["shape"])
-    raw, npy = (folder / f"{Path(output['file']).stem}{suffix}" for suffix in (".raw", ".npy"))
-    if raw.is_file():
-        size = raw.stat().st_size
+    path = max(_files(folder, output), key=lambda p: p.stat().st_mtime, default=None)  # the last that was written
+    if path is None:
+        return None
+    if path.suffix == ".raw":
+        size = path.stat().st_size
         if size != output["bytes"]:
             raise ValueError(f"{size} bytes, the manifest says {output['bytes']}")
         mapped = size > MAPPED_BYTES
-        value = np.memmap(raw, dtype, "r") if mapped else np.frombuffer(raw.read_bytes(), dtype)
+        value = np.memmap(path, dtype, "r") if mapped else np.frombuffer(path.read_bytes(), dtype)
         return value.reshape(shape)
-    if npy.is_file():
-        loaded: np.ndarray = np.load(npy, allow_pickle=False)
-        if loaded.shape != shape or loaded.dtype != dtype:
-            raise ValueError(f"{loaded.dtype} {list(loaded.shape)}, the manifest says {dtype} {list(shape)}")
-        return np.require(loaded, requirements="C")
-    return None
+    loaded: np.ndarray = np.load(path, allow_pickle=False)
+    if loaded.shape != shape or loaded.dtype != dtype:
+        raise ValueError(f"{loaded.dtype} {list(loaded.shape)}, the manifest says {dtype} {list(shape)}")
+    return np.require(loaded, requirements="C")
+
+
+def _files(folder: Path, output: Mapping[str, Any]) -> list[Path]:
+    """The files that hold an output; one as a rule."""
+    stem = Path(output["file"]).stem
+    return [path for suffix in (".raw", ".npy") if (path := folder / f"{stem}{suffix}").is_file()]
 
 
 def _status(folder: Path) -> tuple[str, str]:
@@ -289,9 +331,10 @@ def readme(name: str, entries: Sequence[Mapping[str, Any]]) -> str:
      - fill the outputs before the run with the value in "sentinels", where your language can; it shows what is never
        written
      - write each output's bytes to its "file", below one folder: results/ENTRY/000.raw and so on
-   An entry that fails gets results/ENTRY/status.json: {{"status": "failed", "error": "..."}}. An empty file
-   results/ENTRY/started, written before a run, tells a crash from a run that was never made. The part of the log that
-   belongs to a run, as results/ENTRY/log.txt, tells what ran on the GPU. Leave out what you cannot run.
+   An entry that fails gets results/ENTRY/status.json: {{"status": "failed", "error": "..."}}. A file
+   results/ENTRY/started with the entry's "id" in it, written before a run, tells a crash from a run that was never
+   made, and results of this export from those of an earlier one; clear what lies in results/ENTRY first. The part of
+   the log that belongs to a run, as results/ENTRY/log.txt, tells what ran on the GPU. Leave out what you cannot run.
    results/device.json may say {{"device": "...", "gpu": "...", "ai-edge-litert": "...", "platform": "..."}}.
 3. Bring the results back and let bisect-litert go on:
      adb pull /data/local/tmp/bisect/results .

@@ -38,6 +38,8 @@ class Found:
     """Each culprit's reading and the graph it was found in."""
     lost: list[Culprit] = field(default_factory=list)
     """Blocks that lose digits or flush small numbers while every model output stays in line: notes."""
+    unsettled: frozenset[str] = frozenset()
+    """Blocks that are wrong behind a culprit and could not be looked at with the culprit healed."""
     compounding: bool = False
     healed_right: bool = False
     """Whether every output is in line once the culprits are healed, or nothing lies behind them."""
@@ -101,6 +103,7 @@ class _Rounds:
         order = {block: i for i, block in enumerate(dict.fromkeys([t.block for t in case.taps]))}
         found.culprits = sorted(self.confirmed.values(), key=lambda c: order.get(c.block, len(order)))
         found.lost = list(self.pending.values())
+        found.unsettled = frozenset(self.suspects)
         return found
 
     def _round(self, number: int, graph: TappedGraph, results: dict[str, JobResult], healed: set[str]) -> None:

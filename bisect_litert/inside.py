@@ -73,14 +73,20 @@ def _unique(culprits: Iterable[Culprit]) -> list[Culprit]:
 def _advised(culprit: Culprit, scene: Scene | None, tools: Tools) -> Culprit:
     """Adds the rewrite that fits, the known issue, and how sure the verdict is."""
     op = next((o for o in culprit.ops if o.index == culprit.op), None)
-    constant = any(tools.graph.tensors[t].constant for t in tools.graph.ops[culprit.op].inputs) if op else None
+    operands = [tools.graph.tensors[t] for t in tools.graph.ops[culprit.op].inputs if t >= 0] if op else []
+    constants = [t for t in operands if t.constant]
     entry = advice.find(
         culprit.cause,
         culprit.kind,
         op.type if op else culprit.operator,
         tools.classes.get(culprit.module, tools.classes.get(culprit.block.split("@")[0], "")),
         len(op.shape) if op else None,
-        constant,
+        bool(constants) if op else None,
+        constant_rows=any(len(t.shape) > 0 and t.shape[0] > 1 for t in constants) if op else None,
+        mixed_ranks=len({len(t.shape) for t in operands}) > 1 if op else None,
+        longest=max((n for shape in (op.shape, *(t.shape for t in operands)) for n in shape), default=0)
+        if op
+        else None,
     )
     if entry is not None:
         culprit = replace(culprit, advice=entry.text, upstream=entry.reference)

@@ -154,7 +154,7 @@ def _not_run(known: Findings, failure: JobResult) -> Verdict:
     if why:
         sentence, _, step = why.partition(". ")
         return Verdict(Cause.CANNOT_TEST, False, f"{sentence}.", step)
-    said_last = f"There is a GPU, and the model does not run on it: {_sentence(log.out_of_memory or failure.detail)}"
+    said_last = f"The model does not run on the GPU: {_sentence(log.out_of_memory or failure.detail)}"
     return Verdict(
         Cause.CANNOT_TEST, False, said_last, "See the logs in the run folder; --runtime tries another version."
     )
@@ -233,16 +233,21 @@ def _disagreement(known: Findings, choice: Choice) -> Verdict | None:
         ]
         if wrong:
             cured = f" Tapping {', '.join(choice.changed_by)} cures it." if choice.changed_by else ""
-            text = (
-                f"On the GPU output {wrong[0]} is wrong when the model runs as it ships, and right when it is tapped."
-                f"{cured}"
+            tapped = (
+                f"and right when it is tapped.{cured}"
+                if choice.gpu
+                else f"and with taps it does not run, so that no block is known. {choice.trouble}"
             )
+            text = f"On the GPU output {wrong[0]} is wrong when the model runs as it ships, {tapped}"
             return Verdict(Cause.TAP_EFFECT, True, text, diagnosis.advice(Cause.TAP_EFFECT, ""))
     blocks = ", ".join(choice.changed_by)
-    what = (
-        f"tapping {blocks} puts an output off" if blocks else "the block table shows what tapping its blocks does to it"
-    )
-    text = f"The model as it ships is right on the GPU; {what}."
+    if not choice.gpu:
+        what = f"with taps it does not run, so its outputs are all that is known. {choice.trouble}"
+    elif blocks:
+        what = f"tapping {blocks} puts an output off."
+    else:
+        what = "the block table shows what tapping its blocks does to it."
+    text = f"The model as it ships is right on the GPU; {what}"
     return Verdict(Cause.TAP_EFFECT, False, text, "Nothing to do for the model that ships.")
 
 

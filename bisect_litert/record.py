@@ -69,12 +69,13 @@ class Mark(Word):
     OK = "ok"
     CULPRIT = "culprit"
     AFTER = "after"
-    """In line at its own inputs; what is off was handed to it by a culprit before it."""
+    """In line at its own inputs, or once the culprits before it are healed: what is off was handed to it."""
     NOTE = "note"
     """Out of line, but no model output suffers."""
     UNTAPPED = "untapped"
     UNKNOWN = "unknown"
-    """Its inputs on the target were non-finite or missing, so nothing can be said of the block itself."""
+    """Not measured, or only at inputs on the target that were wrong, non-finite or missing, so nothing can be said of
+    the block itself."""
 
 
 class Residency(Word):

@@ -35,7 +35,7 @@ class RecordedRunner:
     @property
     def notes(self) -> list[str]:
         """What a report has to say: results that are incomplete, odd, or not there yet."""
-        notes = list(self._shortcomings)
+        notes = [*self._folder.doubts, *self._shortcomings]
         strangers = self._folder.strangers()
         if strangers:
             notes.append(f"Results that no entry of the manifest asks for were left out: {', '.join(strangers[:5])}.")

@@ -20,6 +20,7 @@ from bisect_litert.judging import Findings, block_ops, log_findings, place
 from bisect_litert.metrics import compare, out_of_line
 from bisect_litert.readings import OUTPUT, Errors, Tap, Values, block_errors
 from bisect_litert.record import (
+    OTHER_WEIGHTS,
     BlockResult,
     Cause,
     Comparison,
@@ -46,6 +47,15 @@ TARGETS = {
     (False, True): "cpu, no GPU",
 }
 """What was judged, by whether a GPU ran and whether in fp32."""
+
+_LOST = {
+    "underflow": "flushes small numbers to zero",
+    OTHER_WEIGHTS: "has other weights in the file",
+    Cause.PRECISION_LOSS: "loses digits",
+    Cause.OVERFLOW: "turns large numbers into infinities",
+    Cause.CONVERSION: "was changed by the conversion",
+}
+"""What happens in a block that no output shows, by kind or cause."""
 
 
 def build_record(known: Findings) -> RunRecord:
@@ -119,8 +129,7 @@ def _notes(known: Findings, where: Placement) -> list[str]:
     notes += [f"The GPU reported: {e}" for e in where.validation_errors[:2]]
     notes += _untold(known)
     for culprit in found.lost:
-        what = "loses digits" if culprit.cause is Cause.PRECISION_LOSS else "turns large numbers into infinities"
-        what = "flushes small numbers to zero" if culprit.kind == "underflow" else what
+        what = _LOST.get(culprit.kind) or _LOST.get(culprit.cause) or "is off"
         notes.append(
             f"{culprit.block} {what}, which no output shows: {culprit.evidence[0] if culprit.evidence else ''}"
         )
@@ -187,6 +196,7 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
     blame = {c.block: c for c in found.culprits}
     lost = {c.block: c for c in found.lost}
     levels = {r.tap: r.cumulative.relative_l2 for r in found.readings if r.cumulative is not None}
+    asked = known.choice.graph.names if known.choice is not None and known.choice.gpu else {}
     rows = []
     for order, (block, taps) in enumerate(
         [*by_block.items(), *([(OUTPUT, [])] if OUTPUT in known.owners.values() or not by_block else [])]
@@ -207,7 +217,18 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
                 taps=tuple(_tap_info(t, known.graph, kept.get(t.key, ("", ""))) for t in taps),
                 ops=len(ops.get(block, ())),
                 residency=here,
-                mark=_mark(block, lead, blame, lost, known.settings, output, taps, bool(found.readings)),
+                mark=_mark(
+                    block,
+                    lead,
+                    blame,
+                    lost,
+                    known.settings,
+                    output,
+                    taps,
+                    measured=bool(found.readings),
+                    asked=any(t.tensor in asked for t in taps),
+                    unsettled=block in found.unsettled,
+                ),
                 cause=culprit.cause if culprit else Cause.NONE,
                 errors=block_errors(_named(found, known), keys, output),
                 expected=lead.expected.relative_l2 if lead and lead.expected else nan,
@@ -241,8 +262,25 @@ def _mark(
     settings: Settings,
     output: bool,
     taps: list[Tap],
+    *,
     measured: bool,
+    asked: bool,
+    unsettled: bool,
 ) -> Mark:
+    """One word for a block.
+
+    Args:
+        block: Its name.
+        lead: The worst of its readings.
+        blame: The culprits, by block.
+        lost: What no output shows, likewise.
+        settings: The thresholds.
+        output: Whether this is what follows all blocks.
+        taps: The block's.
+        measured: Whether anything was compared in this run.
+        asked: Whether the run that is judged was to bring back one of the block's tensors.
+        unsettled: Whether it was wrong at what it was given, and right inputs were never tried.
+    """
     if block in blame:
         return Mark.CULPRIT
     if block in lost:
@@ -251,8 +289,9 @@ def _mark(
         exact = not output and all(t.origin in (TapOrigin.INPUT, TapOrigin.CONSTANT) for t in taps)
         if exact:
             return Mark.OK
-        return Mark.UNTAPPED if measured else Mark.UNKNOWN  # a run that was stopped early has measured nothing
-    if lead.local is None:
+        # What was asked for and did not come back is not known; nor is anything in a run that was stopped early.
+        return Mark.UNTAPPED if measured and not asked else Mark.UNKNOWN
+    if lead.local is None or unsettled:
         return Mark.UNKNOWN
     if out_of_line(lead.cumulative, settings.output_limit):
         return Mark.AFTER if blame else Mark.NOTE

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bisect_litert.errors import RunFolderError
-from bisect_litert.record import RUN_FILE
+from bisect_litert.record import RUN_FILE, Cause
 
 MARKER = ".bisect-litert-run"
 """Written first, so that a run that was interrupted before its run.json is still known as one."""
@@ -107,6 +107,17 @@ def create(out: Path | None, model_label: str, force: bool) -> Path:
     except OSError as error:
         raise _unusable(folder, error) from None
     return folder
+
+
+def is_undecided(folder: Path) -> bool:
+    """Whether a run made `folder` and came to no verdict, so that nothing is lost with it."""
+    if not (folder / MARKER).is_file():
+        return False
+    try:
+        data = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        return bool(data["verdict"]["cause"] == Cause.CANNOT_TEST.value)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -82,8 +82,16 @@ def test_the_ops_are_names_that_a_tflite_file_can_hold() -> None:
         (Query("overflow", op="MUL"), "overflow-square"),
         (Query("overflow", op="MUL", constant_operand=False), "overflow-square"),
         (Query("overflow", op="MUL", constant_operand=True), "overflow-constant"),
-        (Query("wrong-kernel", op="ADD", rank=2, constant_operand=True), "kernel-constant"),
-        (Query("wrong-kernel", op="ADD", rank=4, constant_operand=True), "kernel-constant-ranks"),
+        (Query("wrong-kernel", "", "ADD", "", 2, True, constant_rows=True, mixed_ranks=False), "kernel-constant"),
+        (Query("wrong-kernel", "", "ADD", "", 3, True, constant_rows=True, mixed_ranks=True), "kernel-constant-ranks"),
+        (Query("wrong-kernel", "", "ADD", "", 4, True, constant_rows=False, mixed_ranks=True), "kernel-constant-ranks"),
+        # the shapes that the known faults are about are not these
+        (Query("wrong-kernel", "", "ADD", "", 3, True, constant_rows=False, mixed_ranks=False), "kernel-constant-any"),
+        (Query("wrong-kernel", "", "ADD", "", 4, True, constant_rows=True, mixed_ranks=False), "kernel-constant-any"),
+        (Query("wrong-kernel", op="ADD", rank=3, constant_operand=False), "kernel-low-rank"),
+        (Query("wrong-kernel", op="PAD", rank=2), "kernel-low-rank"),
+        (Query("wrong-kernel", op="MEAN", rank=4, longest=64), "kernel"),
+        (Query("wrong-kernel", op="MEAN", rank=2, longest=300000), "kernel-long-axis"),
         (Query("wrong-kernel", op="ADD", rank=3, constant_operand=True, module_class="SelfAttention"), "kernel-mask"),
         (Query("wrong-kernel", op="ADD", rank=4, constant_operand=False), "kernel"),
         (Query("wrong-kernel", op="ADD"), "kernel"),
@@ -96,8 +104,26 @@ def test_the_ops_are_names_that_a_tflite_file_can_hold() -> None:
     ids=lambda value: value if isinstance(value, str) else f"{value.op}-{value.module_class}-{value.rank}",
 )
 def test_the_most_specific_entry_answers(query: Query, wanted: str) -> None:
-    found = advice.find(query.cause, query.kind, query.op, query.module_class, query.rank, query.constant_operand)
+    found = advice.find(
+        query.cause,
+        query.kind,
+        query.op,
+        query.module_class,
+        query.rank,
+        query.constant_operand,
+        constant_rows=query.constant_rows,
+        mixed_ranks=query.mixed_ranks,
+        longest=query.longest,
+    )
     assert id_of(found) == wanted
+
+
+def test_a_wrong_kernel_is_laid_to_an_upstream_issue_only_by_what_the_issue_is_about() -> None:
+    """Of a fault in general nobody knows that it is a known one: an op, or a shape, has to say so."""
+    for entry in ENTRIES:
+        if "wrong-kernel" in entry.causes and entry.upstream:
+            assert entry.ops, entry.id
+            assert entry.specificity[3] or entry.modules, entry.id
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -165,6 +166,42 @@ def test_how_a_run_ended_on_the_device(asked: Path) -> None:
     assert ended()[0] == "failed"
 
 
+def test_results_of_an_earlier_export_do_not_count(asked: Path) -> None:
+    entry = entries(asked)["gpu-untapped"]
+    put(asked, entry, 2.0)
+    folder = asked / "results" / entry["name"]
+
+    def answered() -> tuple[str, list[str]]:
+        runner = RecordedRunner(asked)
+        result = runner.run([job("gpu-untapped")])["gpu-untapped"]
+        return result.status, [note for note in runner.notes if "export" in note and "next round" not in note]
+
+    (folder / "started").write_text(entry["id"])
+    assert answered() == ("ok", [])
+    (folder / "started").write_text("another")
+    assert answered() == ("not run", ["Results of gpu-untapped were left out: they were made for an earlier export."])
+    # A device that says nothing is believed, and doubted by the age of what it brought.
+    (folder / "started").write_text("")
+    assert answered() == ("ok", [])
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+    status, said = answered()
+    assert (status, len(said)) == ("ok", 1)
+    assert said[0].startswith("Results of gpu-untapped are older than this export.")
+
+
+def test_what_is_brought_later_wins_whatever_its_format(asked: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    entry = entries(asked)["gpu-untapped"]
+    (output,) = entry["outputs"]
+    put(asked, entry, 1.0)
+    brought = tmp_path_factory.mktemp("brought")
+    (brought / entry["name"]).mkdir()
+    np.save(brought / entry["name"] / "000.npy", np.full(output["shape"], 3.0, np.float32))
+    DeviceFolder(asked).take(brought)
+    result = RecordedRunner(asked).run([job("gpu-untapped")])["gpu-untapped"]
+    assert set(np.unique(result.outputs["output_0"])) == {3.0}
+
+
 def test_what_was_never_written_is_counted(asked: Path) -> None:
     entry = entries(asked)["gpu-untapped"]
     put(asked, entry)
@@ -277,18 +314,48 @@ def test_a_partial_dump_is_used_as_far_as_it_goes(export: Path) -> None:
     code, record = ingest(export)
     assert code == 1
     assert [(c.block, str(c.cause)) for c in record.culprits] == [("norm", "overflow")]
-    assert {b.name: b.mark for b in record.blocks}["first"] in (Mark.UNTAPPED, Mark.UNKNOWN)
+    assert {b.name: b.mark for b in record.blocks}["first"] is Mark.UNKNOWN
     assert any(f"Results of gpu: 1 of 3 outputs are missing: {taps[0]['name']}." in n for n in record.verdict.notes)
 
 
+def test_a_tap_of_the_wrong_size_is_not_known_and_no_tensor_that_is_not_there(export: Path) -> None:
+    taps = [output for output in entries(export)["gpu"]["outputs"] if output["name"].startswith("bisect_tap")]
+    (export / "results" / taps[0]["file"]).write_bytes(b"1234")
+    code, record = ingest(export)
+    assert (code, [c.block for c in record.culprits]) == (1, ["norm"])
+    assert {b.name: b.mark for b in record.blocks}["first"] is Mark.UNKNOWN
+    assert any("of the wrong size and left out" in note for note in record.verdict.notes)
+
+
+def test_a_tapped_run_that_crashed_there_is_no_tapped_run_that_was_right(export: Path) -> None:
+    folder = export / "results" / "gpu"
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "status.json").write_text('{"status": "crashed", "error": "signal SIGSEGV"}')
+    code, record = ingest(export)
+    assert (code, record.verdict.diverged) == (1, True)
+    assert "right when it is tapped" not in record.verdict.summary
+    assert "with taps it does not run" in record.verdict.summary
+    assert "SIGSEGV" in record.verdict.summary
+
+
 def test_without_the_tapped_run_there_is_nothing_to_go_on_from(
-    export: Path, capsys: pytest.CaptureFixture[str]
+    made: Path, export: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(export / "results" / "gpu")
     code, record = ingest(export)
     assert code == 125
     assert record.verdict.cause == "cannot-test"
     assert f"The tapped graph has no result: {NOT_YET}." in capsys.readouterr().err
+    # What it left decides nothing, so it does not stand in the way of the next attempt.
+    run = export.parent / "run"
+    assert cli.main(["ingest", str(export), "--out", str(run), "-q"]) == 125
+    assert "earlier run" not in capsys.readouterr().err
+    shutil.copytree(made / "export" / "results" / "gpu", export / "results" / "gpu")
+    assert cli.main(["ingest", str(export), "--out", str(run), "-q"]) == 1
+    capsys.readouterr()
+    assert cli.main(["ingest", str(export), "--out", str(run), "-q"]) == 2
+    assert "earlier run" in capsys.readouterr().err
 
 
 def test_a_model_that_has_changed_is_refused(made: Path, export: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def test_long_models_are_folded_around_their_culprits() -> None:
     assert sum(map(len, stretches)) == 100
     text = text_of(record)
     assert "… 54 blocks in line, ratio ≤ 2.0" in text
-    assert "… 39 blocks after a culprit, in line at their own inputs, ratio ≤ 2.0" in text
+    assert "… 39 blocks after a culprit, in line by themselves, ratio ≤ 2.0" in text
     assert len(rows_of(text_of(record, verbose=True))) >= 100
 
 

@@ -75,6 +75,7 @@ def ingest(
     from bisect_litert.reports.progress import ProgressDrawer
 
     run = run_folder.plan(out, folder.resolve().name)
+    force = force or run_folder.is_undecided(run)  # an ingest that had nothing to go on does not block the next one
     run_folder.check(run, force)
     with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
         from bisect_litert.exporting import ingest as go_on

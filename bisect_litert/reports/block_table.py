@@ -156,7 +156,7 @@ def _folded(stretch: tuple[BlockResult, ...]) -> str:
     """Returns "  … 41 blocks in line, ratio ≤ 2.1", or the counts where they are not all in line."""
     words = {
         Mark.OK: "in line",
-        Mark.AFTER: "after a culprit, in line at their own inputs",
+        Mark.AFTER: "after a culprit, in line by themselves",
         Mark.NOTE: "noted",
         Mark.UNTAPPED: "untapped",
         Mark.UNKNOWN: "unknown",

@@ -124,10 +124,10 @@ def _header(record: RunRecord, printer: _Printer, verbose: bool) -> None:
 def _legend(record: RunRecord, printer: _Printer) -> None:
     marks = {block.mark for block in record.blocks}
     words = {
-        Mark.AFTER: "after: right at its own inputs, wrong because of a culprit before it",
+        Mark.AFTER: "after: in line by itself, wrong because of a culprit before it",
         Mark.NOTE: "note: out of line, but no model output suffers",
-        Mark.UNTAPPED: "untapped: its output is no tensor of the graph",
-        Mark.UNKNOWN: "unknown: not measured, or its inputs were non-finite or missing",
+        Mark.UNTAPPED: "untapped: its output is no tensor of the graph, or cannot be one of its outputs",
+        Mark.UNKNOWN: "unknown: not measured, or only at inputs that were wrong, non-finite or missing",
     }
     for mark, text in words.items():
         if mark in marks:

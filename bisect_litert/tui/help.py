@@ -47,10 +47,10 @@ WORDS = (
     ("ampl.", "error after the block over error before it"),
     ("corr", "correlation, because people quote it; it never decides"),
     ("✗ culprit", "wrong at its own inputs"),
-    ("↓ after", "right at its own inputs, wrong because of a culprit before it"),
+    ("↓ after", "in line by itself, wrong because of a culprit before it"),
     ("! note", "out of line, but no model output suffers"),
     ("○ untapped", "its output is no tensor of the graph"),
-    ("? unknown", "its inputs were not finite, or missing"),
+    ("? unknown", "not measured, or only at inputs that were wrong or missing"),
 )
 
 

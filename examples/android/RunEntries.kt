@@ -35,9 +35,11 @@ class RunEntries(private val round: File, private val results: File) {
       for (entry in objects(manifest.getJSONArray("entries"))) {
         val folder = File(results, entry.getString("name"))
         val started = File(folder, "started")
-        if (started.exists()) continue
+        // What another export left here is not this one's.
+        if (started.exists() && started.readText() == entry.getString("id")) continue
+        folder.deleteRecursively()
         folder.mkdirs()
-        started.createNewFile()
+        started.writeText(entry.getString("id"))
         try {
           run(entry, environment)
         } catch (error: Exception) {

@@ -152,7 +152,11 @@ int main(int count, char** arguments) {
     for (const std::string& asked : only) wanted = wanted || asked == name;
     if (!wanted) continue;
     mkdir(folder.c_str(), 0775);
-    std::ofstream(folder + "/started").flush();
+    for (const auto& output : entry["outputs"]) {  // what another export left here is not this one's
+      std::remove((results + "/" + output["file"].get<std::string>()).c_str());
+    }
+    std::remove((folder + "/status.json").c_str());
+    std::ofstream(folder + "/started") << entry["id"].get<std::string>() << std::flush;
     std::cout << name << std::flush;
     const pid_t child = fork();
     if (child == 0) {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from ai_edge_litert.options import GpuOptions, Options
 
 
 def run(entry: dict[str, Any], folder: Path, results: Path, environment: Environment) -> None:
-    (results / entry["name"]).mkdir(parents=True, exist_ok=True)
-    (results / entry["name"] / "started").touch()
+    shutil.rmtree(results / entry["name"], ignore_errors=True)
+    (results / entry["name"]).mkdir(parents=True)
+    (results / entry["name"] / "started").write_text(entry["id"])
     os.environ.update(entry["environment"])
     model = None
     for accelerators in filter(None, (entry["accelerators"], entry["fallback"])):
