@@ -154,6 +154,8 @@ class FixRecord:
     """What the independent check of the saved files found; empty when it was not run."""
     seconds: float
     environment: dict[str, str]
+    device: str = ""
+    """What it was proved on: the adapter, and its machine where that is another."""
     schema: int = FIX_SCHEMA
     torch_own: float = nan
     """Where fp64 decided whether torch computes the same: how far torch's own fp32 result is from fp64, relative to the

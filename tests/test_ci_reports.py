@@ -84,7 +84,10 @@ def test_overlays_are_keyed_by_tensor_and_hold_numbers_only_where_there_are_some
     guilty, other = record.culprits[0].ops[1], record.culprits[0].ops[0]
     broken = replace(other, local=replace(sample_record.comparison(0.1), relative_l2=float("nan")))
     record = replace(record, culprits=(replace(record.culprits[0], ops=(broken, guilty)),))
+    record = replace(record, environment={**record.environment, "device": "phone-7"})
     numbers = json.loads(overlay.relative_error(record))["results"]
+    for document in (overlay.relative_error(record), overlay.verdicts(record)):
+        assert json.loads(document)["name"].endswith(f", {record.placement.adapter} (phone-7)")
     words = json.loads(overlay.verdicts(record))["results"]
     assert numbers[guilty.tensor]["value"] == pytest.approx(guilty.local.relative_l2 if guilty.local else None)
     assert other.tensor not in numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     textual.__version__ != TAKEN_WITH, reason=f"the pictures were taken with textual {TAKEN_WITH}"
 )
 
+FILE_RUN = Path(__file__).parent / "data" / "tflite_run.json"
 SIZES = [(80, 24), (120, 36)]
 SCREENS = {
     "overview": (),
@@ -65,6 +67,16 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", SCREENS)
 def test_screens(snap_compare: Snap, run: Path, name: str, size: tuple[int, int]) -> None:
     app = BisectApp(RunRecord.load(run), run, light=False)
+    assert snap_compare(app, terminal_size=size, run_before=keys(*SCREENS[name]))
+
+
+@pytest.mark.parametrize(("name", "size"), [("overview", SIZES[1]), ("ops", SIZES[0])], ids=["overview", "ops"])
+def test_a_tflite_file_alone(snap_compare: Snap, tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    # `bisect-litert examples/keras_norm.tflite`, as it was written: no module, no source line, another reference.
+    folder = tmp_path / "bisect-run-keras_norm-20260301-120000"
+    folder.mkdir()
+    shutil.copyfile(FILE_RUN, folder / "run.json")
+    app = BisectApp(RunRecord.load(folder), folder, light=False)
     assert snap_compare(app, terminal_size=size, run_before=keys(*SCREENS[name]))
 
 

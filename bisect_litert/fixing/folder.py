@@ -18,6 +18,7 @@ from bisect_litert.fixing.engine import Fixed
 from bisect_litert.fixing.finishing import finish
 from bisect_litert.fixing.patching import PATCH, patch_of
 from bisect_litert.reports import fix as report
+from bisect_litert.reports import formats
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 
 FOLDER = FIX_FOLDER
@@ -58,6 +59,7 @@ def leave(
         on_progress(Progress("measure costs", state="done"))
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            record = replace(record, device=formats.device(fixed.last))
             record = _write_code(fixed, record, request, folder, on_progress, check)
             if tflite is not None and fixed.steps:
                 tflite.parent.mkdir(parents=True, exist_ok=True)

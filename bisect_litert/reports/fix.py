@@ -138,6 +138,8 @@ def _whole(record: FixRecord) -> list[str]:
         lines.append(f"torch      {_torch(record)}")
     if record.costs is not None:
         lines.append(f"costs      {_costs(record.costs)}")
+    if record.device:
+        lines.append(f"device     {record.device}")
     if record.checked:
         lines.append(f"checked    {record.checked}")
     return lines

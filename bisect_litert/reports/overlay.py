@@ -12,6 +12,7 @@ from math import isfinite, log10
 from typing import Any
 
 from bisect_litert.record import Mark, RunRecord
+from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, local_on_target
 
 COLOURS = {
@@ -44,7 +45,7 @@ def relative_error(record: RunRecord) -> str:
         for tensor, value in found.items()
         if tensor and isfinite(value)
     }
-    return _document("bisect-litert: local relative L2 error", results)
+    return _document(f"bisect-litert: local relative L2 error, {formats.device(record)}", results)
 
 
 def verdicts(record: RunRecord) -> str:
@@ -64,7 +65,7 @@ def verdicts(record: RunRecord) -> str:
     for result in results.values():
         if result["bgColor"] == COLOURS[Mark.CULPRIT]:
             result["textColor"] = "#ffffff"
-    return _document("bisect-litert: verdicts", results)
+    return _document(f"bisect-litert: verdicts, {formats.device(record)}", results)
 
 
 def _heat(value: float) -> str:

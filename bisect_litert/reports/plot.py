@@ -13,6 +13,7 @@ from bisect_litert.reports.names import shorten, shorten_all
 from bisect_litert.reports.outcome import (
     cause_words,
     headline,
+    is_emulated,
     local_on_target,
     on_target,
     target_words,
@@ -72,7 +73,9 @@ def save(record: RunRecord, path: Path) -> None:
         _draw(line, axes, low, high)
     _mark_nonfinite(record, axes)
     _name_ticks([formats.clean(b.name) for b in blocks], axes)
-    target = target_words(record)
+    # Not the name of its machine: a bundle holds the picture, and no text can be cut out of one.
+    adapter = "" if is_emulated(record) else record.placement.adapter
+    target = target_words(record) + (f", {shorten(formats.clean(adapter), 50)}" if adapter else "")
     axes.set_ylabel(f"relative L2 error against {truth_name(record)}")
     title = f"{shorten(formats.clean(record.model), 40)}: {shorten(formats.clean(headline(record)), 60)}"
     # Names may hold dollar signs, which are no mathematics.

@@ -60,7 +60,7 @@ class Masthead(Static):
         if is_emulated(record):
             text.append(record.target, f"bold {warn}")
         else:
-            text.append(f"GPU {record.placement.adapter or 'unknown adapter'}")
+            text.append(f"GPU {formats.device(record) if record.placement.adapter else 'unknown adapter'}")
         if record.placement.line:
             text.append(f" · {record.placement.line}")
         if record.placement.refusals:

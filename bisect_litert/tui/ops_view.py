@@ -14,7 +14,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Static
 
-from bisect_litert.record import Culprit, Mark, OpResult, RunRecord
+from bisect_litert.record import LITERT_CPU, Culprit, Mark, OpResult, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten
 from bisect_litert.reports.outcome import cause_words
@@ -23,6 +23,8 @@ from bisect_litert.tui.colours import Colours, colours_of
 FP16_MAX = 65504.0
 BAR, SHORT_BAR = 16, 9
 """Cells of a range bar, which spans LOW to HIGH on a log scale, in wide and in narrow terminals."""
+FRAME = 6
+"""Cells that the panel's frame and padding take from a line."""
 LOW, HIGH = -4.0, 8.0
 
 
@@ -140,17 +142,19 @@ class OpsView(Vertical):
         room = self.app.size.width - text.cell_len - 14
         text.append(f"   writes {formats.clean(shorten(op.tensor, room))}\n" if room > 16 else "\n", colours.faint)
         if op.local is not None:
-            text.append(
+            error = Text(
                 f"at its own operands {formats.number(op.local.relative_l2)} off"
                 f", {op.local.new_nonfinite} not finite, {op.local.new_zeros} zero"
             )
         else:
-            text.append("it was not read", colours.faint)
-        text.append("; largest |value| ").append_text(_against_limit(op.reference_peak, colours))
+            error = Text("it was not read", colours.faint)
+        size = Text("largest |value| ").append_text(_against_limit(op.reference_peak, colours))
         if op.accumulated:
-            text.append(", adds up to ").append_text(_against_limit(op.accumulated, colours))
-        text.append("\n")
-        text.append_text(source_lines(op, culprit, colours))
+            size.append(", adds up to ").append_text(_against_limit(op.accumulated, colours))
+        fits = error.cell_len + size.cell_len + 2 <= self.app.size.width - FRAME
+        text.append_text(error).append("; " if fits else "\n").append_text(size).append("\n")
+        alone = self._record.reference == LITERT_CPU
+        text.append_text(source_lines(op, culprit, colours, of_file=alone))
         panel.update(text)
 
 
@@ -222,8 +226,15 @@ def range_bar(peak: float, colours: Colours, cells: int = BAR) -> Text:
     return text.append(f" {formats.number(peak):>6}{'!' if over else ''}", f"bold {colours.bad}" if over else "")
 
 
-def source_lines(op: OpResult, culprit: Culprit, colours: Colours) -> Text:
-    """Returns the source around an op's line: the culprit's excerpt where it shows that line, else the line."""
+def source_lines(op: OpResult, culprit: Culprit, colours: Colours, *, of_file: bool = False) -> Text:
+    """Returns the source around an op's line: the culprit's excerpt where it shows that line, else the line.
+
+    Args:
+        op: The op.
+        culprit: Whose op it is.
+        colours: How to draw it.
+        of_file: Whether the model is a .tflite file alone.
+    """
     text = Text()
     if culprit.code and (is_guilty(op, culprit) or op.source in ("", culprit.source)):
         for line in formats.clean(culprit.code).splitlines():
@@ -232,6 +243,7 @@ def source_lines(op: OpResult, culprit: Culprit, colours: Colours) -> Text:
     elif op.code:
         text.append(f"{formats.clean(op.source)}\n", colours.accent).append(f"  {formats.clean(op.code.strip())}\n")
     else:
-        text.append("The source line is not known.\n", colours.faint)
+        why = "A .tflite file holds no source lines." if of_file else "The source line is not known."
+        text.append(f"{why}\n", colours.faint)
     text.rstrip()
     return text
