@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bisect_litert.errors import InputsError
+from bisect_litert.errors import InputsError, UnfitReferenceError
 from bisect_litert.graph import Graph, Port, Tensor
 from bisect_litert.input_overrides import read_arrays
 
@@ -66,6 +66,7 @@ def make_inputs(
 
     Raises:
         InputsError: The file cannot be read, or holds what is no input, or what does not fit it.
+        UnfitReferenceError: It holds NaN or +inf, as for a model in PyTorch.
     """
     given = _given(graph, read_arrays(file), file.name) if file is not None else {}
     rng = np.random.default_rng(seed)
@@ -153,16 +154,18 @@ def _fitted(array: np.ndarray, port: Port, tensor: Tensor) -> np.ndarray:
             hint="Save it with the file's own shape and order of axes.",
         )
     if array.dtype.kind == "f":
+        for word, bad in (("NaN", np.isnan(array)), ("infinity", np.isposinf(array))):
+            if bad.any():
+                raise UnfitReferenceError(
+                    f"The input {port.name} holds {word} ({int(bad.sum())} of {bad.size} elements).",
+                    hint="Give finite inputs (only -inf, as in attention masks, is taken).",
+                )
         array = tensor.stored(array.reshape(tensor.shape))
     made = array.astype(dtype, copy=False).reshape(tensor.shape)
     if dtype.kind != "f" and not np.array_equal(made.reshape(-1), array.reshape(-1)):
         raise InputsError(
             f"The array for {port.name} is {array.dtype} and holds values that {dtype} cannot.",
             hint=f"Save it as {dtype}.",
-        )
-    if dtype.kind == "f" and (np.isnan(made).any() or np.isposinf(made).any()):
-        raise InputsError(
-            f"The array for {port.name} holds NaN or infinity.", hint="Give finite inputs (only -inf is taken)."
         )
     return np.ascontiguousarray(made)
 

@@ -272,7 +272,7 @@ def examine(
         except ModuleNotFoundError as failure:
             answer["why"] = f"{failure.name} is missing (pip install {failure.name})"
             if str(failure.name).startswith("ai_edge_litert."):
-                answer["why"] = f"ai-edge-litert {answer['version']} has no {failure.name}, which came with 2.1.5"
+                answer["why"] = f"this needs ai-edge-litert 2.1.5 or newer; {answer['version']} has no {failure.name}"
         except Exception as failure:
             refused = _REFUSED in str(failure)
             said = "the GPU refuses it" if refused else f"{type(failure).__name__} on the {name}"

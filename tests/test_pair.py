@@ -148,3 +148,17 @@ def test_inputs_of_another_size_are_refused() -> None:
 def test_a_file_of_another_model_is_refused() -> None:
     with pytest.raises(ConversionError, match="None of the outputs"):
         bisect_litert.bisect(nn.Conv2d(3, 2, 1), torch.zeros(1, 3, 8, 8), tflite=SHIPPED / "onnx2tf.tflite")
+
+
+def test_nan_in_the_inputs_is_one_error_through_every_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from bisect_litert import cli
+
+    np.savez(tmp_path / "in.npz", x=np.full((4, 6, 8), np.nan, np.float32))
+    model = "import torch\nmodel = torch.nn.ReLU()\ninputs = torch.ones(4, 6, 8) * float('nan')\n"
+    (tmp_path / "m.py").write_text(model)
+    file = SHIPPED / "rows_int8.tflite"  # its integers would not show it any more
+    module = tmp_path / "m.py"
+    for words in ((file, "--inputs", tmp_path / "in.npz"), (module,), (module, "--tflite", file)):
+        assert cli.main([*map(str, words), "--out", str(tmp_path / "r"), "-q"]) == 125
+        assert "holds NaN (192 of 192 elements)" in capsys.readouterr().err
+        assert not (tmp_path / "r").exists()
