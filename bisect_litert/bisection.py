@@ -29,10 +29,11 @@ from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
 from bisect_litert.job_queue import JobQueue
+from bisect_litert.jobs import JobResult
 from bisect_litert.judging import Findings, block_ops, judge, settle_death, settle_taps
 from bisect_litert.pricing import Pricer, Scene
-from bisect_litert.readings import OUTPUT, Forward, flow
-from bisect_litert.record import Artefact, Cause, Culprit, RunRecord, Verdict
+from bisect_litert.readings import OUTPUT, Forward, flow, furthest, measure_without_forcing
+from bisect_litert.record import Artefact, Cause, Culprit, RunName, RunRecord, Verdict
 from bisect_litert.recording import write_record
 from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress
@@ -158,6 +159,8 @@ class _Bisection:
             time.monotonic(),
         )
         self.known.device = machines.device_name(request)
+        self.ran: tuple[Evaluator, TappedGraph, Mapping[str, JobResult]] | None = None
+        """The runs on the CPU, from when they have ended."""
 
     def run(self) -> RunRecord:
         self.known.truth = self.subject.check(self._stage)
@@ -172,6 +175,7 @@ class _Bisection:
                 self._work(Workplace(runner, work, self.folder / "logs", self._stage, self._note))
                 self.known.notes += runner.notes
         except KeyboardInterrupt:
+            self._keep_finished()
             decided = "the culprits found by then are listed" if self.known.found.culprits else "nothing was decided"
             self.known.verdict = Verdict(
                 Cause.CANNOT_TEST, False, f"Interrupted during {self.known.last_stage}; {decided}.", "Run it again."
@@ -184,6 +188,24 @@ class _Bisection:
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return self._write()
+
+    def _keep_finished(self) -> None:
+        """Holds the runs that had ended against torch, where nothing was searched yet."""
+        if self.ran is None or self.known.truth is None or self.known.found.errors:
+            return
+        evaluator, graph, results = self.ran
+        exact, choice = self.request.fp32, self.known.choice
+        ended = {RunName.CPU: (results[CPU], graph)}
+        if not exact:
+            ended[RunName.FP16] = results[HALF], graph
+        if choice is not None and choice.gpu:
+            ended[RunName.GPU_FP32 if exact else RunName.GPU] = choice.gpu[GPU], choice.graph
+        self.known.found.errors = {
+            name: measure_without_forcing(evaluator.values(result, tapped), self.known.truth)
+            for name, (result, tapped) in ended.items()
+            if result.ok
+        }
+        self.known.notes += furthest(self.known.found.errors, self.known.taps)
 
     def _write(self) -> RunRecord:
         return write_record(self.known, self.folder, self.drawer)
@@ -238,6 +260,7 @@ class _Bisection:
             evaluator.ahead(graph, [CPU] if self.request.no_gpu else [CPU, GPU])
             cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
         self.known.add_results(cpu.values())
+        self.ran = evaluator, graph, cpu
         choice = None
         if not self.request.no_gpu:
             with self._stage("run gpu"):

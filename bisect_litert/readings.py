@@ -95,6 +95,32 @@ def measure(
     )
 
 
+def measure_without_forcing(values: Values, truth: Forward) -> Errors:
+    """What a run comes to where no torch forward can be spent on it: cumulative errors only."""
+    return Errors(
+        cumulative=_compare(truth.taps, values.taps, values.unwritten),
+        local={},
+        output_cumulative=_compare(truth.outputs, values.outputs, values.unwritten),
+        output_local={},
+    )
+
+
+def furthest(runs: Mapping[RunName, Errors], taps: Sequence[Tap]) -> list[str]:
+    """Returns a sentence for each run: which block is furthest off, and by how much."""
+    words = {RunName.CPU: "the CPU", RunName.FP16: "emulated fp16", RunName.GPU: "the GPU"}
+    blocks = {tap.key: tap.block for tap in taps}
+    told = []
+    for name, errors in runs.items():
+        lost = next((blocks[key] for key, c in errors.cumulative.items() if not c.finite_agreement), "")
+        seen = [(c.relative_l2, blocks[key]) for key, c in errors.cumulative.items()]
+        if not seen:
+            continue
+        level, block = max(seen)
+        off = f"not finite in {lost}" if lost else f"at most {level:.2g} off, in {block}"
+        told.append(f"Ended before that: {words.get(name, 'the GPU in fp32')}, {off}.")
+    return told
+
+
 def _compare(
     reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], unwritten: Mapping[str, int]
 ) -> dict[str, Comparison]:

@@ -9,9 +9,10 @@ import torch
 from small_models import Block, numbers
 from torch import nn
 
-from bisect_litert import bisect
+from bisect_litert import bisect, bisection
 from bisect_litert.errors import BlockSelectionError, ConversionError, UnfitReferenceError
-from bisect_litert.record import Cause, RunRecord
+from bisect_litert.record import Cause, Mark, RunName, RunRecord
+from bisect_litert.request import Interrupted
 
 
 class Norm(nn.Module):
@@ -120,3 +121,20 @@ def test_what_cannot_be_tested_says_why() -> None:
 class Log(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.log(-x.abs() - 1)
+
+
+def test_ctrl_c_while_the_gpu_runs_keeps_what_had_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bisection, "choose_taps", stopped)
+    model = chain(Block(16), Norm(3000.0), Block(16))
+    with pytest.raises(Interrupted) as caught:
+        bisect(model, (numbers(1, 4, 16, seed=1),))
+    record = caught.value.record
+    assert record.verdict.cause is Cause.CANNOT_TEST
+    for block in record.blocks:
+        assert set(block.errors) == {RunName.CPU, RunName.FP16}
+        assert block.errors[RunName.CPU].cumulative.relative_l2 < 1e-5
+        assert block.mark is not Mark.OK  # nothing was judged
+    assert any(note.startswith("Ended before that: emulated fp16, ") for note in record.verdict.notes)
