@@ -61,6 +61,21 @@ def test_an_example_is_fixed_and_the_saved_file_holds(name: str, tmp_path: Path)
     assert not check(preparation.prepare(module, inputs), "def apply(m):\n    return m\n", tmp_path / "no").right(1e-2)
 
 
+def test_what_comes_right_with_the_cure_of_another_is_fixed(tmp_path: Path) -> None:
+    fixed, _ = run(*load("returned-copies"), tmp_path)
+    assert not fixed.record.diverged_after
+    assert {c.block: c.outcome for c in fixed.record.culprits} == {
+        "blocks.0": Outcome.FIXED,
+        "(output)": Outcome.FIXED,
+    }
+    assert {step.path for step in fixed.steps} == {""}
+    first = fixed.record.culprits[0]
+    assert [a.reached for a in first.attempts] == [Reached.STILL_WRONG, Reached.STILL_WRONG, Reached.PROVEN]
+    assert first.fix is not None
+    assert first.fix.region == "(model)"
+    assert first.fix.block_error < 1e-3
+
+
 def test_what_is_alike_is_fixed_in_one_trial(tmp_path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

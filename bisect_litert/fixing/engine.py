@@ -165,7 +165,26 @@ class _Fixing:
             case.limits, case.fixed = part.rewrite.limits, True
         self.steps += [part.step for part in group]
         self.model, self.last = outcome.model, outcome.record
+        self._close_what_is_right(group[0], outcome.attempts[0])
         return True
+
+    def _close_what_is_right(self, part: Part, attempt: Attempt) -> None:
+        """What was given up may come right with the cure of another: an output that is a block's is one tensor."""
+        for case in self.cases.values():
+            if case.fixed or not self._is_right(case):
+                continue
+            error, ratio = block_errors(self.last, case.culprit.block)
+            case.attempts.append(replace(attempt, reached=Reached.PROVEN, block_error=error, block_ratio=ratio))
+            case.changes, case.limits = part.case.changes, part.rewrite.limits
+            case.fixed = True
+
+    def _is_right(self, case: Case) -> bool:
+        """Whether the last run no longer finds what was wrong."""
+        culprit = case.culprit
+        if culprit.cause is Cause.REJECTED:
+            return all(key_of(c) != key_of(culprit) for c in faults_of(self.last))
+        left = [c for c in self.last.culprits if c.block == culprit.block]
+        return not left and right_in(self.last, culprit.block)
 
     def _give_up(self, block: str) -> None:
         """Takes back what was done for a block that does not come right: half a cure is none."""
@@ -291,11 +310,7 @@ class _Fixing:
     def _closed(self, case: Case) -> CulpritFix:
         culprit = case.culprit
         error, ratio = block_errors(case.before, culprit.block)
-        if culprit.cause is Cause.REJECTED:
-            fixed = case.fixed and all(key_of(c) != key_of(culprit) for c in faults_of(self.last))
-        else:
-            left = [c for c in self.last.culprits if c.block == culprit.block]
-            fixed = case.fixed and not left and right_in(self.last, culprit.block)
+        fixed = case.fixed and self._is_right(case)
         return CulpritFix(
             block=culprit.block,
             cause=culprit.cause,
