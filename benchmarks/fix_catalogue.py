@@ -105,8 +105,8 @@ def _row(adapter: str, row: Mapping[str, Any]) -> str:
     cells = [
         adapter,
         row["cause"] + ("" if row["proven"] else ", not fixed here"),
-        _pair(row["block"]) if row["block"] else "",
-        _pair(row["output"]),
+        _pair(row["block"], row["cause"]) if row["block"] else "",
+        _pair(row["output"], row["cause"]),
         _word(row["torch"]),
         ops,
         *(f"x{times[kind]:.2f}" if times.get(kind) else "" for kind in ("cpu", "gpu")),
@@ -114,8 +114,9 @@ def _row(adapter: str, row: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _pair(values: Sequence[float | None]) -> str:
-    return " → ".join(_word(value) for value in values)
+def _pair(values: Sequence[float | None], cause: str) -> str:
+    before, after = values
+    return f"{'no result' if before is None and cause in ('crash', 'hang') else _word(before)} → {_word(after)}"
 
 
 def _word(value: float | None) -> str:

@@ -109,6 +109,12 @@ def _shared_keys(x: Tensor, _: Tensor) -> Tensor:
     return x + x @ shared
 
 
+def _difference_of_squares(x: Tensor, _: Tensor) -> Tensor:
+    """A norm whose variance is E[x^2] - E[x]^2."""
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt((x * x).mean(-1, keepdim=True) - mean.pow(2) + 1e-5)
+
+
 def _by_hand(x: Tensor, _: Tensor) -> Tensor:
     """A smooth maximum of x and 0, and a softmax with an epsilon instead of its maximum."""
     weights = torch.exp(x * 8)
@@ -204,6 +210,7 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "flipped": lambda: _tokens(Does(lambda x, _: x.flip(-1)), 1, 8, 6),
     "grid-sampling": lambda: (Sampled().eval(), (torch.randn(2, 3, 8, 7), torch.rand(2, 4, 5, 2) * 2 - 1)),
     "nearest-resize": lambda: _image(Does(lambda x, _: F.interpolate(x, size=(11, 13), mode="nearest"))),
+    "barriers": lambda: _tokens(Does(_difference_of_squares)),
     "returned-copies": lambda: (Returning().eval(), (torch.randn(1, 16, 64),)),
 }
 

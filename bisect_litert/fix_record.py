@@ -162,6 +162,8 @@ class FixRecord:
     output's largest magnitude; else nan."""
     torch_off: float = nan
     """How far the fixed model's fp32 result is from the same fp64 result then; else nan."""
+    notes: tuple[str, ...] = ()
+    """What else happened on the way, a sentence each."""
     files: dict[str, str] = field(default_factory=dict)
     """What the folder holds, relative paths."""
 

@@ -26,14 +26,15 @@ def open_runner(work: Path, request: BisectRequest) -> JobRunner:
         request: Says which machine or which interpreter the GPU jobs are for.
     """
     check(request)
-    local = Runner(work, request.time_limit)
+    local = Runner(work, request.time_limit, alone=request.alone)
     target = work / "target"
     if request.runner:
         return RoutedRunner(local, _elsewhere(target, request))
     if request.answers:
         return RoutedRunner(local, RecordedRunner(request.answers))
     if request.python:
-        return RoutedRunner(local, Runner(target, request.time_limit, worker_command(request.python)))
+        there = Runner(target, request.time_limit, worker_command(request.python), alone=request.alone)
+        return RoutedRunner(local, there)
     return local
 
 

@@ -59,6 +59,8 @@ class BisectRequest:
     """An export folder whose results stand for the GPU jobs, and which gets a next round for those without one."""
     conversions: Path | None = None
     """Keeps the converted files; what it holds already is not converted again."""
+    alone: bool = False
+    """Start a worker of its own for every job here: none can then be the victim of one before it."""
     switches: bool = True
     """Let control runs use the delegate's debug switches where it heeds them; without them the graph is split, as for
     a runtime that has none."""

@@ -41,12 +41,21 @@ class Runner:
         work_dir: Folder for requests and responses; created when missing.
         time_limit: Seconds one job may take, from the job before it being done to its own end.
         command: How to start a worker, without the final `--serve`; this package's own worker by default.
+        alone: Whether each job gets a worker of its own.
     """
 
-    def __init__(self, work_dir: Path, time_limit: float = 300.0, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        work_dir: Path,
+        time_limit: float = 300.0,
+        command: Sequence[str] | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
         self.work_dir = work_dir.resolve()
         self.time_limit = time_limit
         self._command = tuple(command) if command is not None else worker_command(sys.executable)
+        self._alone = alone
         self._child: Link | None = None
         self._requests = RequestFolders(self.work_dir / "requests")
         self._children = 0
@@ -95,7 +104,7 @@ class Runner:
         pending = list(jobs)
         while pending:
             try:
-                ended = self._attempt(pending[:1] if self._one_by_one else pending, on_done)
+                ended = self._attempt(pending[:1] if self._one_by_one or self._alone else pending, on_done)
             except RunnerError as error:
                 if not results:
                     raise
@@ -103,6 +112,8 @@ class Runner:
             except BaseException:  # Ctrl-C above all: the worker would not see it, being in its own session
                 self._kill()
                 raise
+            if self._alone:
+                self.close()
             results.update(ended)
             pending = [job for job in pending if job.id not in ended]
         self._one_by_one = False

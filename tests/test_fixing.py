@@ -24,7 +24,7 @@ from bisect_litert.fixing.agreement import Truth, judged
 from bisect_litert.fixing.check import check
 from bisect_litert.fixing.folder import leave
 from bisect_litert.fixing.run import fix_run
-from bisect_litert.record import Cause, Culprit, Verdict
+from bisect_litert.record import Cause, Culprit, RunRecord, Verdict
 from bisect_litert.reports import fix as report
 from bisect_litert.request import BisectRequest
 from bisect_litert.rewrites import emission
@@ -186,6 +186,33 @@ def test_one_output_that_fp32_blurs_excuses_no_other() -> None:
     truth = Truth({"a": one, "b": one * 1.001}, {"a": one, "b": one})
     assert "differs" in judged(truth, {"a": one * 1.0001, "b": one}, {"a": one, "b": one}).complaint
     assert judged(truth, {"a": one}, {"a": one}).complaint == "torch returns other outputs with it"
+
+
+def test_a_worker_that_dies_in_a_trial_is_given_one_job_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sample_record import record as sample
+
+    verdict = Verdict(Cause.NONE, False, "In line.", "Nothing.")
+    before = sample([], verdict)
+    crashed = replace(before, runs=(replace(before.runs[0], name="gpu", status="crashed", detail="signal SIGABRT"),))
+    module, inputs = load("layer-norm")
+    loaded = preparation.prepare(module, inputs)
+
+    def bisected(last: RunRecord, *answers: RunRecord) -> tuple[RunRecord, str, list[bool]]:
+        """Has the bisections answered; returns also whether each was asked for one job at a time."""
+        alone, left = [], iter(answers)
+
+        def bisect(_: object, request: BisectRequest) -> RunRecord:
+            alone.append(request.alone)
+            return next(left)
+
+        monkeypatch.setattr(trial, "bisect_loaded", bisect)
+        return (*trial.bisected(loaded, BisectRequest(model="m"), last), alone)
+
+    said = "the worker died in gpu (signal SIGABRT); with a worker for each job it did"
+    assert bisected(before, crashed, before) == (before, f"{said} not.", [False, True])
+    assert bisected(before, crashed, crashed) == (crashed, f"{said} again.", [False, True])
+    assert bisected(crashed, crashed) == (crashed, "", [False])  # it died of the model before, too
+    assert bisected(before, before) == (before, "", [False])
 
 
 def test_regions_go_from_the_owner_of_the_op_outwards() -> None:

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from rewritten import Part, difference, leaves, on_gpu, proposals, rewritten
 from torch import nn
 
+from benchmarks.fix_examples import EXAMPLES
+from bisect_litert.conversion import convert, input_names
 from bisect_litert.exported import ExportedModel
+from bisect_litert.jobs import Job
 from bisect_litert.rewrites.picked_rows import runs
+from bisect_litert.runners import Runner
 
 
 def heads(x: torch.Tensor) -> torch.Tensor:
@@ -149,3 +153,19 @@ def test_the_gpu_takes_it_and_is_right(name: str, tmp_path: Path) -> None:
     error, refused = found["after"]
     assert not refused
     assert error < 2e-3
+
+
+def test_barriers_keep_the_runtime_alive(tmp_path: Path) -> None:
+    module, inputs = EXAMPLES["barriers"]()
+    norm, x = module.blocks[1], inputs[0]  # type: ignore[index]
+    variants = [r.build(norm) for r in proposals("barriers", norm, x)]
+    assert len(variants) == 2  # behind the means, and everywhere
+    jobs = []
+    for number, variant in enumerate([norm, *variants]):
+        assert torch.equal(variant(x), norm(x))
+        path = tmp_path / f"{number}.tflite"
+        graph = convert(variant, (x,), {}, path, tmp_path / "log")
+        jobs.append(Job(f"run-{number}", path, "gpu", input_names(graph, (x,), {})))
+    with Runner(tmp_path / "run", 300.0) as runner:
+        results = runner.run(jobs)
+    assert [result.status for result in results.values()] == ["crashed", "ok", "ok"]

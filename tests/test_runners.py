@@ -118,6 +118,16 @@ def test_the_time_limit_counts_per_job(tmp_path: Path) -> None:
     assert {result.status for result in results.values()} == {"ok"}
 
 
+def test_each_job_may_have_a_worker_of_its_own(tmp_path: Path) -> None:
+    with Runner(tmp_path / "one", command=FAKE) as runner:
+        together = runner.run([job("ok-1"), job("ok-2")])
+    with Runner(tmp_path / "own", command=FAKE, alone=True) as runner:
+        apart = runner.run([job("ok-1"), job("ok-2"), job("dies_early"), job("ok-3")])
+    assert len({worker_of(result) for result in together.values()}) == 1
+    assert len({worker_of(apart[name]) for name in ("ok-1", "ok-2")}) == 2
+    assert apart["dies_early"].status == "not run"
+
+
 def test_a_death_after_the_last_answer_does_not_matter(tmp_path: Path) -> None:
     with Runner(tmp_path, command=FAKE) as runner:
         assert runner.run([job("ok-last_words")])["ok-last_words"].ok

@@ -23,7 +23,7 @@ from bisect_litert import model_file
 from bisect_litert.conversion import convert, input_names
 from bisect_litert.fixing import rewrites_file
 from bisect_litert.fixing.agreement import agreement, truth_of
-from bisect_litert.jobs import Job
+from bisect_litert.jobs import CRASHED, Job
 from bisect_litert.metrics import compare
 from bisect_litert.preparation import LoadedModel
 from bisect_litert.runners import Runner
@@ -70,8 +70,10 @@ def check(loaded: LoadedModel, source: str, work: Path, *, time_limit: float = 3
     path = work / "fixed.tflite"
     graph = convert(changed.module, changed.args, changed.kwargs, path, work / "convert.log")
     inputs = input_names(graph, changed.args, changed.kwargs)
-    with Runner(work / "run", time_limit) as runner:
+    with Runner(work / "run", time_limit, alone=True) as runner:
         result = runner.run([Job("gpu", path, "gpu", inputs)])["gpu"]
+        if result.status == CRASHED:
+            result = runner.run([Job("gpu-again", path, "gpu", inputs)])["gpu-again"]
     if not result.ok:
         detail = f"{result.status}: {result.detail}"
         return Check(torch.torch32, torch.torch64, nan, False, detail, torch.own, torch.off, torch.complaint)

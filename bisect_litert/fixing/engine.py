@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bisect_litert.bisection import bisect_loaded
 from bisect_litert.errors import BisectError
 from bisect_litert.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import trial
@@ -92,6 +91,7 @@ class _Fixing:
         self.before: dict[str, tuple[LoadedModel, RunRecord, int]] = {}
         """Model, its bisection and the number of steps before the first step made for a block."""
         self.trials = 0
+        self.notes: list[str] = []
 
     def run(self) -> Fixed:
         started = time.monotonic()
@@ -123,6 +123,7 @@ class _Fixing:
             checked="",
             seconds=time.monotonic() - started,
             environment=self.first.environment,
+            notes=tuple(self.notes),
         )
         return Fixed(record, self.model, tuple(self.steps), self.last, self.original, self.truth)
 
@@ -272,11 +273,12 @@ class _Fixing:
         if torch.complaint:
             return ended(Reached.TORCH, torch.complaint)
         self.trials += 1
+        request = replace(self.request, out=self.work / f"trial-{self.trials}", force=True)
         try:
-            again = replace(self.request, out=self.work / f"trial-{self.trials}", force=True)
-            record = bisect_loaded(model, again)
+            record, note = trial.bisected(model, request, self.last)
         except BisectError as error:
             return ended(Reached.CONVERSION, error.message)
+        self.notes += [f"With {attempts[0].title}, in {attempts[0].region}: {note}"] if note else []
         judged = tuple(self._judged(part, a, record) for part, a in zip(group, attempts, strict=True))
         return Tried(judged, model, record)
 

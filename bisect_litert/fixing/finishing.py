@@ -47,7 +47,7 @@ def finish(fixed: Fixed, request: BisectRequest, work: Path) -> tuple[FixRecord,
     left = [c for c in record.culprits if c.outcome is Outcome.UNFIXED]
     if left and on_gpu and request.switches:
         try:
-            with machines.open_runner(work / "kept-off", request) as runner:
+            with machines.open_runner(work / "kept-off", replace(request, alone=True)) as runner:
                 found = keep_off(
                     fixed.last.culprits,
                     graph,

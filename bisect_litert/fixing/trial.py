@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bisect_litert import eager
+from bisect_litert.bisection import bisect_loaded
+from bisect_litert.jobs import CRASHED
 from bisect_litert.preparation import LoadedModel
+from bisect_litert.record import RunRecord
+from bisect_litert.request import BisectRequest
 
 if TYPE_CHECKING:
     from bisect_litert.rewrites.contract import Replacement
@@ -27,3 +31,26 @@ def replaced(loaded: LoadedModel, step: Step) -> LoadedModel:
     copy = eager.copy_module(loaded.module)
     new = step.replacement.build(copy.get_submodule(step.path))
     return replace(loaded, module=replace_module(copy, step.path, new))
+
+
+def bisected(model: LoadedModel, request: BisectRequest, last: RunRecord) -> tuple[RunRecord, str]:
+    """Bisects a changed model; once more with a worker for each job if one dies that did not before.
+
+    Args:
+        model: The changed model.
+        request: How to bisect it.
+        last: The bisection before the change.
+
+    Returns:
+        The record, and what to note about dead workers; empty if there is nothing to note.
+
+    Raises:
+        BisectError: It does not convert, or nothing runs.
+    """
+    record = bisect_loaded(model, request)
+    died = [run for run in record.runs if run.status == CRASHED]
+    if not died or any(run.status == CRASHED for run in last.runs):
+        return record, ""
+    record = bisect_loaded(model, replace(request, alone=True))
+    still = "it did again" if any(run.status == CRASHED for run in record.runs) else "it did not"
+    return record, f"the worker died in {died[0].name} ({died[0].detail}); with a worker for each job {still}."

@@ -142,7 +142,7 @@ def _whole(record: FixRecord) -> list[str]:
         lines.append(f"device     {record.device}")
     if record.checked:
         lines.append(f"checked    {record.checked}")
-    return lines
+    return lines + [f"{'' if i else 'notes':10} {note}" for i, note in enumerate(record.notes)]
 
 
 def _torch(record: FixRecord) -> str:

@@ -35,6 +35,7 @@ NAMES = (
     "grid_sampling",
     "nearest_resize",
     "returned_copies",
+    "barriers",
 )
 
 

@@ -15,7 +15,7 @@ from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.handlers import Handler, Op, Table, axes_of
-from bisect_litert.rewrites.plain import write
+from bisect_litert.rewrites.plain import unchanged, write
 from bisect_litert.rewrites.powers import Power, Risen, of, product
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.terms import ONE, Book, Terms
@@ -104,20 +104,9 @@ class _Handlers:
         made = made if factor == 1.0 else made * factor
         return made if power.below is None else made / power.below
 
-    @staticmethod
-    def plain(op: Op) -> Traced:
-        """The operator as it was."""
-
-        def tensor(thing: Any) -> Any:
-            return true(thing) if isinstance(thing, Value) else thing
-
-        args, kwargs = tuple(map(tensor, op.args)), {key: tensor(v) for key, v in op.kwargs.items()}
-        made: Traced = write(op, args, kwargs, {key: tensor(v) for key, v in op.operands.items()})
-        return made
-
     def kept(self, op: Op, power: Power, how: str, *, apart: bool = False) -> Risen:
         """What an operator gives: as it was, or from exponents where what it reads is out of range and it is not."""
-        made = self.plain(op)
+        made = unchanged(op)
         if not (apart or any(map(_beyond, op.operands.values()))) or not self.fits(power):
             return Risen(made, 0, power)
         new = self.written(power)
@@ -129,7 +118,7 @@ class _Handlers:
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def exponential(self, op: Op) -> Any:
-        return Risen(self.plain(op), 0, Power(log=self.entered(true(op["self"]))))
+        return Risen(unchanged(op), 0, Power(log=self.entered(true(op["self"]))))
 
     def multiply(self, op: Op) -> Any:
         x, y = op["self"], op["other"]
@@ -148,7 +137,7 @@ class _Handlers:
             return NotImplemented
         power = x.power
         if op.name == "neg":
-            return Risen(self.plain(op), 0, replace(power, factor=-power.factor))
+            return Risen(unchanged(op), 0, replace(power, factor=-power.factor))
         if op.name == "reciprocal" or (op.name == "pow" and n == -1):
             return self.kept(op, power.inverse(), "the exponent's sign is changed first", apart=_faint(x))
         if op.name in ("sqrt", "rsqrt"):
@@ -241,7 +230,7 @@ class _Handlers:
 
     def moved(self, op: Op) -> Any:
         """Moves the exponent along, where it is a tensor of the same shape, as what it is the exponent of."""
-        x, made = op["self"], self.plain(op)
+        x, made = op["self"], unchanged(op)
         exponent, power = self.sum_of(x.power.log), x.power
         parts = [part for part in (exponent, power.above, power.below) if part is not None]
         if any(part.shape != x.stored.shape for part in parts) or not made.dtype.is_floating_point:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from bisect_litert.rewrites.handlers import Op
 from bisect_litert.rewrites.tracing import Traced
+from bisect_litert.rewrites.values import Value, true
 
 _BINARY = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 _FUNCTIONS = {
@@ -61,6 +62,23 @@ _FUNCTIONAL = {
     ]
 }
 _LAST = 9223372036854775807
+
+
+def unchanged(op: Op) -> Traced:
+    """Writes an operator down as it was, on operands as they are.
+
+    Raises:
+        CannotRewrite: fp16 cannot hold one of them.
+    """
+
+    def tensor(thing: Any) -> Any:
+        if isinstance(thing, (list, tuple)):
+            return type(thing)(map(tensor, thing))
+        return true(thing) if isinstance(thing, Value) else thing
+
+    args, kwargs = tuple(map(tensor, op.args)), {key: tensor(v) for key, v in op.kwargs.items()}
+    made: Traced = write(op, args, kwargs, {key: tensor(v) for key, v in op.operands.items()})
+    return made
 
 
 def write(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], operands: dict[str, Any]) -> Any:
