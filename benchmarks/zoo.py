@@ -378,8 +378,8 @@ def _several(block: str | list[str]) -> list[str]:
     return [block] if isinstance(block, str) else block
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code says whether the benchmark itself ran, not how well."""
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description="Runs a folder of planted faults through bisect-litert.")
     parser.add_argument("folder", type=Path, metavar="DIR", help="holds zoo.py and cases.json")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
@@ -396,10 +396,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.folder = args.folder.resolve()
     if not (args.folder / "cases.json").is_file():
         parser.error(f"{args.folder} has no cases.json")
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit code says whether the benchmark itself ran, not how well."""
+    args = parse(arguments)
     cases = json.loads((args.folder / "cases.json").read_text(encoding="utf-8"))
     names = [name for name in cases if fnmatch.fnmatchcase(name, args.only)]
     if not names:
-        parser.error(f"no case matches {args.only!r}")
+        raise SystemExit(f"zoo: no case matches {args.only!r}")
 
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="zoo-") as scratch:
