@@ -63,7 +63,7 @@ with Runner(folder / "parts") as runner:
     given = input_names(graph, loaded.args, loaded.kwargs)
     took["cpu"] = runner.run([Job("cpu", folder / "m.tflite", "cpu", given)])["cpu"].seconds
     took["gpu"], took["gpu_runs"] = 0.0, 0
-    for request in sorted(Path(sys.argv[3]).glob("*/requests/*/request.json")):
+    for request in sorted(Path(sys.argv[3]).glob("*/*requests/*/request.json")):
         for job in json.loads(request.read_text())["jobs"]:
             if not job["accelerator"].startswith("gpu") or job["id"].endswith("-again"):
                 continue

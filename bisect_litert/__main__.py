@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from bisect_litert.cli import main
+from bisect_litert.cli import run_and_leave
 
-sys.exit(main())
+sys.exit(run_and_leave())

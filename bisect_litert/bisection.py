@@ -23,7 +23,19 @@ from bisect_litert.blame import Investigation
 from bisect_litert.confidence import Circumstances
 from bisect_litert.counterfactual import Controls
 from bisect_litert.errors import BisectError, UnansweredError
-from bisect_litert.evaluation import CPU, GPU, HALF, ROUNDING, Evaluator, TappedGraph, float_outputs, tap_graph
+from bisect_litert.evaluation import (
+    CPU,
+    GPU,
+    HALF,
+    ROUNDING,
+    UNTAPPED,
+    Evaluator,
+    Running,
+    TappedGraph,
+    float_outputs,
+    start_untapped,
+    tap_graph,
+)
 from bisect_litert.gate import choose_taps
 from bisect_litert.graph import Graph
 from bisect_litert.healing import investigate
@@ -224,6 +236,9 @@ class _Bisection:
         self.known.artefact = _file(plain.file)
         self.known.definition = _file(self.subject.path)
         inputs = self.subject.feed(plain)
+        early = None
+        if not self.request.no_gpu:  # it runs while the taps are looked for
+            early = start_untapped(place.runner, plain, inputs, place.folder, self.request.fp32)
         with self._stage("find taps"):
             found = self.subject.locate(plain, inputs, place)
         if found.output_limit > self.settings.output_limit:
@@ -234,9 +249,16 @@ class _Bisection:
         self.known.truth, self.known.taps = found.truth, list(found.tapping.taps)
         self.known.notes += [*self.subject.notes, *found.tapping.notes]
         self.known.add_results(found.results)
-        self._measure(plain, inputs, found, place)
+        self._measure(plain, inputs, found, place, early)
 
-    def _measure(self, plain: Graph, inputs: Mapping[str, np.ndarray], shown: Located, place: Workplace) -> None:
+    def _measure(
+        self,
+        plain: Graph,
+        inputs: Mapping[str, np.ndarray],
+        shown: Located,
+        place: Workplace,
+        early: Running | None,
+    ) -> None:
         """Runs the graph in every way, searches, looks inside, and judges."""
         truth, tapped = shown.truth, shown.tapping
         located = [t for t in tapped.taps if t.tensor >= 0]
@@ -255,8 +277,8 @@ class _Bisection:
         )
         bare = TappedGraph(plain, {}, shown.outputs)
         with self._stage("run cpu, fp16"):
-            if not self.request.no_gpu:
-                evaluator.ahead(bare, [GPU], "-untapped")
+            if early is not None:
+                evaluator.adopt(bare, GPU, UNTAPPED, early)
             evaluator.ahead(graph, [CPU] if self.request.no_gpu else [CPU, GPU])
             cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
         self.known.add_results(cpu.values())

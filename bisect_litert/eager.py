@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,14 +31,17 @@ _PLUMBING = ("_call_impl", "_wrapped_call_impl")
 """torch.nn.Module.__call__'s own frames; they only repeat between every two frames that matter."""
 
 
-def copy_module(module: torch.nn.Module, *, share_parameters: bool = True) -> torch.nn.Module:
+def copy_module(
+    module: torch.nn.Module, *, share_parameters: bool = True, known: Mapping[int, Any] = MappingProxyType({})
+) -> torch.nn.Module:
     """Returns a copy whose buffers and Python state are its own, so that a forward on it leaves `module` as it was.
 
     Args:
         module: Any module, including ones `copy.deepcopy` refuses (locks, generators, tensors that carry a graph).
         share_parameters: Keep the Parameter objects themselves; without it they are copied too.
+        known: What stands in the copy for an object of the module, by the object's id.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = dict(known)
     for part in module.modules():
         for held in (part._buffers, vars(part)):
             for tensor in held.values():

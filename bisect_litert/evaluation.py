@@ -23,6 +23,7 @@ Running = Future[dict[str, JobResult]]
 TAP_MEMORY = 1 << 30
 """Default budget for the taps of one run, bytes."""
 CPU, HALF, ROUNDING, GPU, GPU_FP32 = "cpu", "fp16", "rounding", "gpu", "gpu-fp32"
+UNTAPPED = "-untapped"
 ACCELERATOR = {CPU: "cpu", HALF: "cpu", ROUNDING: "cpu", GPU: "gpu", GPU_FP32: "gpu"}
 
 
@@ -73,8 +74,6 @@ class Evaluator:
         self._tap_memory, self._fp32, self._layouts = tap_memory, fp32, layouts
         self._apart: dict[int, int] = {}
         self._files = 0
-        self._plain: tuple[Graph, Path] | None = None
-        """The last graph that was written as it is, and where."""
         self._running: dict[tuple[str, int], tuple[TappedGraph, Running]] = {}
         self.results: list[JobResult] = []
 
@@ -89,6 +88,10 @@ class Evaluator:
             for kind in kinds:
                 # With the graph, so that no other one gets its id.
                 self._running[kind + suffix, id(tapped)] = tapped, self._start(tapped, kind, suffix, env)
+
+    def adopt(self, tapped: TappedGraph, kind: str, suffix: str, running: Running) -> None:
+        """Takes over a run that was started before there was an evaluator, as `ahead` would have."""
+        self._running[kind + suffix, id(tapped)] = tapped, running
 
     def run(
         self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "", env: Mapping[str, str] = MappingProxyType({})
@@ -118,9 +121,7 @@ class Evaluator:
             rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
             path = self._write(emulate(as_floats(tapped.graph), rounding, self._tame))
         else:
-            if self._plain is None or self._plain[0] is not tapped.graph:
-                self._plain = tapped.graph, self._write(tapped.graph)
-            path = self._plain[1]
+            path = self._write(tapped.graph)
         job = Job(
             id=name,
             model=path,
@@ -181,7 +182,7 @@ class Evaluator:
 
     def _write(self, graph: Graph) -> Path:
         self._files += 1
-        return graph.write(self._folder / f"graph-{self._files:03d}.tflite")
+        return graph.on_disk(self._folder / f"graph-{self._files:03d}.tflite")
 
     def values(self, result: JobResult, tapped: TappedGraph) -> Values:
         """Brings a result's tensors into PyTorch's shape and order."""
@@ -202,6 +203,15 @@ class Evaluator:
                 outputs[label] = layout.to_torch(value) if layout else value.reshape(self._shapes[label])
                 unwritten[label] = result.unwritten.get(name, 0)
         return Values(taps, outputs, unwritten)
+
+
+def start_untapped(
+    runner: JobQueue, graph: Graph, inputs: Mapping[str, np.ndarray], folder: Path, fp32: bool
+) -> Running:
+    """Starts the GPU's run of the graph that ships, which needs to know of no taps; for `Evaluator.adopt`."""
+    path = graph.on_disk(folder / "untapped.tflite")
+    given = {port.name: inputs[port.name] for port in graph.inputs if port.name in inputs}
+    return runner.start([Job(f"{GPU}{UNTAPPED}", path, ACCELERATOR[GPU], given, fp32=fp32)])
 
 
 def float_outputs(graph: Graph, outputs: Mapping[str, str]) -> dict[str, int]:

@@ -100,6 +100,8 @@ class Graph:
         self.model = model
         self.file = Path()
         """Where it was read from; empty for a graph that was made by editing."""
+        self._lies_at = Path()
+        """A file that holds just this graph, if there is one."""
 
     @classmethod
     def read(cls, path: Path) -> Graph:
@@ -107,7 +109,7 @@ class Graph:
         from ai_edge_litert.tools import flatbuffer_utils
 
         graph = cls(flatbuffer_utils.read_model(str(path)))
-        graph.file = path
+        graph.file = graph._lies_at = path
         return graph
 
     def write(self, path: Path) -> Path:
@@ -120,7 +122,16 @@ class Graph:
             RunnerError: The model is larger than the format allows.
         """
         packing.write_model(self.model, path)
+        self._lies_at = path
         return path
+
+    def on_disk(self, path: Path) -> Path:
+        """Returns a file that holds the graph: the one it was read from or written to, else `path`, which is written.
+
+        Raises:
+            OSError, RunnerError: As `write`.
+        """
+        return self._lies_at if self._lies_at.is_file() else self.write(path)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,10 @@ def open_runner(work: Path, request: BisectRequest) -> JobRunner:
     if request.python:
         there = Runner(target, request.time_limit, worker_command(request.python), alone=request.alone)
         return RoutedRunner(local, there)
-    return local
+    if request.no_gpu:
+        return local
+    # A worker for the GPU and one for the CPU: while the one compiles, the other's runs go on.
+    return RoutedRunner(local, Runner(work, request.time_limit, alone=request.alone, name="gpu"))
 
 
 def _elsewhere(work: Path, request: BisectRequest) -> JobRunner:

@@ -178,7 +178,12 @@ class TorchReference:
             import torch
 
             try:
-                module = eager.copy_module(self.module, share_parameters=False).double()
+                wide_parameters = {
+                    id(p): torch.nn.Parameter(p.detach().double(), p.requires_grad)
+                    for p in self.module.parameters()
+                    if type(p) is torch.nn.Parameter and p.is_floating_point()
+                }
+                module = eager.copy_module(self.module, share_parameters=False, known=wide_parameters).double()
                 for part in module.modules():  # tensors kept as plain attributes, which .double() does not see
                     for name, value in vars(part).items():
                         if isinstance(value, torch.Tensor) and value.dtype == torch.float32:

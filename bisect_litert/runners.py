@@ -42,6 +42,7 @@ class Runner:
         time_limit: Seconds one job may take, from the job before it being done to its own end.
         command: How to start a worker, without the final `--serve`; this package's own worker by default.
         alone: Whether each job gets a worker of its own.
+        name: Tells several runners of one folder apart.
     """
 
     def __init__(
@@ -51,13 +52,15 @@ class Runner:
         command: Sequence[str] | None = None,
         *,
         alone: bool = False,
+        name: str = "",
     ) -> None:
         self.work_dir = work_dir.resolve()
         self.time_limit = time_limit
         self._command = tuple(command) if command is not None else worker_command(sys.executable)
         self._alone = alone
         self._child: Link | None = None
-        self._requests = RequestFolders(self.work_dir / "requests")
+        self._folder = self.work_dir / (f"{name}-requests" if name else "requests")
+        self._requests = RequestFolders(self._folder)
         self._children = 0
         self._stopped = False
         self._answered = False
@@ -144,7 +147,7 @@ class Runner:
         if self._stopped:
             raise RunnerError("The runner was stopped.", hint="Run again.")
         self._children += 1
-        folder = self.work_dir / "requests"
+        folder = self._folder
         runtime = self.work_dir / "runtime"
         environment = dict(os.environ) if self._command[0] == sys.executable else foreign_environment()
         try:

@@ -24,7 +24,7 @@ def run_whole(
         ConversionError: The graph holds an op that LiteRT has no kernel for.
         RunnerError: It does not run.
     """
-    path = graph.write(folder / f"{name}.tflite")
+    path = graph.on_disk(folder / f"{name}.tflite")
     result = runner.run([Job(name, path, "interpreter", inputs, tensors="all")])[name]
     if not result.ok:
         unknown = _NO_KERNEL.search(result.detail)
