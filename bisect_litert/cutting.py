@@ -15,7 +15,7 @@ from bisect_litert.graph import Editor, Graph, Op
 
 INPUT_PREFIX = "in_"
 OUTPUT_PREFIX = "out_"
-_HAS_SUBGRAPHS = ("IF", "WHILE", "CALL", "CALL_ONCE", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "STABLEHLO_REDUCE")
+HAS_SUBGRAPHS = ("IF", "WHILE", "CALL", "CALL_ONCE", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "STABLEHLO_REDUCE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def compact(graph: Graph) -> Graph:
 
     old, model = graph.model, schema.ModelT()
     model.version, model.description = old.version, b"cut by bisect-litert"
-    if any(op.type in _HAS_SUBGRAPHS for op in graph.ops):
+    if any(op.type in HAS_SUBGRAPHS for op in graph.ops):
         model.operatorCodes, model.buffers = old.operatorCodes, old.buffers
         model.subgraphs, model.signatureDefs = old.subgraphs, old.signatureDefs
         return Graph(model)

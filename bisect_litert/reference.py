@@ -16,6 +16,8 @@ import numpy as np
 from bisect_litert import eager, structure
 from bisect_litert.blocks import Block, module_at
 from bisect_litert.errors import InputsError, UnfitReferenceError
+from bisect_litert.pieces import pairs
+from bisect_litert.shelf import Shelf
 from bisect_litert.tapped import tapped_copy, watch
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class TorchReference:
         kwargs: Keyword inputs.
         blocks: What to tap.
         seed: torch's seed before every forward.
+        shelf: Where what forwards compute is kept.
     """
 
     module: torch.nn.Module
@@ -91,6 +94,7 @@ class TorchReference:
     kwargs: dict[str, Any]
     blocks: Sequence[Block]
     seed: int = 0
+    shelf: Shelf = field(default_factory=Shelf, repr=False)
     float64_problem: str = field(default="", init=False)
     """Why the model cannot run in float64; empty while it can or was not tried."""
     _first: Forward | None = field(default=None, init=False, repr=False)
@@ -212,7 +216,7 @@ class TorchReference:
             nonlocal returned
             replacements = {}
             for label, tensor in structure.leaves(output):
-                array = eager.to_numpy(tensor)
+                array = self.shelf.keep(eager.to_numpy(tensor))
                 key = block_key(block.name, call) + label
                 taps[key] = array
                 points.append(
@@ -291,16 +295,22 @@ def _difference(first: Forward, second: Forward) -> str:
     for name, one, other in named:
         if other is None or one.shape != other.shape:
             return f"{name} has another shape"
-        wide = np.complex128 if np.iscomplexobj(one) else np.float64
-        left, right = one.astype(wide), other.astype(wide)
-        odd = ~np.isfinite(left) | ~np.isfinite(right)
-        if not np.array_equal(left[odd], right[odd], equal_nan=True):
-            return f"{name} is non-finite in other places"
-        distance = float(np.max(np.abs(left[~odd] - right[~odd]), initial=0.0))
-        peak = float(np.max(np.abs(left[~odd]), initial=0.0))
+        distance = peak = 0.0
+        for left, right in pairs(_real(one), _real(other)):
+            odd = ~np.isfinite(left) | ~np.isfinite(right)
+            if odd.any() and not np.array_equal(left[odd], right[odd], equal_nan=left.dtype.kind == "f"):
+                return f"{name} is non-finite in other places"
+            left, right = left[~odd].astype(np.float64), right[~odd].astype(np.float64)
+            distance = max(distance, float(np.max(np.abs(left - right), initial=0.0)))
+            peak = max(peak, float(np.max(np.abs(left), initial=0.0)))
         if distance > REPEAT_LIMIT * peak:
             return f"{name} differs by up to {distance:.3g} (its peak is {peak:.3g})"
     return ""
+
+
+def _real(values: np.ndarray) -> np.ndarray:
+    """Complex numbers as pairs of real ones."""
+    return values.reshape(-1).view(values.real.dtype) if np.iscomplexobj(values) else values
 
 
 def _position(index: int) -> str:

@@ -3,7 +3,7 @@ it is not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,33 @@ class Tapping:
             if v.dtype.kind == "f" and v.size and v.min() > -SPLIT_LIMIT and v.max() < SPLIT_LIMIT
         )
 
-    def right(self, taken: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+    def right(self, taken: Mapping[str, np.ndarray]) -> Mapping[int, np.ndarray]:
         """The right value of every tensor, in the graph's layout: PyTorch's at the taps, the CPU's elsewhere.
 
         Args:
             taken: PyTorch's value at each tap, by key.
         """
-        shapes = self.graph.tensors
-        located = [t for t in self.taps if t.tensor >= 0 and t.layout is not None]
-        torchs = {t.tensor: t.layout.from_torch(taken[t.key], shapes[t.tensor].shape) for t in located if t.layout}
-        return {**self.values, **torchs}
+        return _Right(self, taken)
+
+
+class _Right(Mapping[int, np.ndarray]):
+    """Puts a tensor into the graph's layout when it is asked for, since that may be a copy, and few are."""
+
+    def __init__(self, tapping: Tapping, taken: Mapping[str, np.ndarray]) -> None:
+        self._tapping, self._taken = tapping, taken
+        self._taps = {t.tensor: t for t in tapping.taps if t.tensor >= 0 and t.layout is not None}
+
+    def __getitem__(self, tensor: int) -> np.ndarray:
+        tap = self._taps.get(tensor)
+        if tap is None or tap.layout is None:
+            return self._tapping.values[tensor]
+        return tap.layout.from_torch(self._taken[tap.key], self._tapping.graph.tensors[tensor].shape)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter({**self._tapping.values, **self._taps})
+
+    def __len__(self) -> int:
+        return len({*self._tapping.values, *self._taps})
 
 
 def locate(

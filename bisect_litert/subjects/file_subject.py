@@ -51,6 +51,7 @@ class FileSubject:
 
     def __init__(self, request: BisectRequest) -> None:
         path = Path(request.model)
+        self._budget = request.tap_memory
         self.label = path.name
         shipped = tflite_file.read(path, request.signature)
         self._graph = shipped.graph
@@ -85,7 +86,7 @@ class FileSubject:
         """Runs the file on the CPU and reads its blocks' outputs."""
         outputs = {port.name: port.name for port in graph.outputs}
         exact = with_real_weights(graph)
-        values, whole = run_whole(place.runner, exact, inputs, place.folder, "reference")
+        values, whole = run_whole(place.runner, exact, inputs, place.folder, "reference", self._budget)
         taps = file_blocks.taps_of(graph, self._selected)
         self._reference = FileReference(exact, taps, outputs, inputs, place.runner, place.folder)
         truth = self._reference.run(values)

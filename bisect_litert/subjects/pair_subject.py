@@ -104,7 +104,9 @@ class PairSubject(TorchSubject):
         best: tuple[int, float] | None = None
         tolerance = CLOSE_QUANTISED if self._narrow else tapping.LOOSEST
         for number, feed in enumerate(found):
-            values, _ = run_whole(place.runner, self._graph, feed.values, place.folder, f"values-{number}")
+            values, _ = run_whole(
+                place.runner, self._graph, feed.values, place.folder, f"values-{number}", self.request.tap_memory
+            )
             matches = port_matching.match_outputs(self._graph, self.truth.outputs, values, tolerance)
             proved = [m.error for m in matches.values() if m.proved]
             rank = (-len(proved), sum(proved))

@@ -23,6 +23,7 @@ from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.reference import Forward, TorchReference, tapped_module
 from bisect_litert.reproduction import WHOLE
 from bisect_litert.request import BisectRequest
+from bisect_litert.shelf import Shelf
 from bisect_litert.sources import Sources
 from bisect_litert.stored_conversion import Converter
 from bisect_litert.subjects import Located, Stage, Workplace
@@ -74,7 +75,8 @@ class TorchSubject:
         """
         loaded = self.loaded
         selected = block_stage.select(loaded.module, self.request.blocks)
-        self._torch = TorchReference(loaded.module, loaded.args, loaded.kwargs, selected, self.request.seed)
+        shelf = Shelf(self.request.tap_memory)
+        self._torch = TorchReference(loaded.module, loaded.args, loaded.kwargs, selected, self.request.seed, shelf)
         with stage("torch"):
             truth = self.truth = self._torch.run()
             bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if v.dtype.kind == "f" and np.isnan(v).any()]
@@ -172,7 +174,8 @@ class TorchSubject:
         outputs: dict[str, str],
     ) -> tapping.Tapping:
         truth, labels = self.truth, list(self.truth.outputs)
-        values, _ = run_whole(place.runner, plain, inputs, place.folder, "values")
+        budget = self.request.tap_memory
+        values, _ = run_whole(place.runner, plain, inputs, place.folder, "values", budget)
         taps = tapping.locate(
             plain, truth.points, truth.taps, values, tolerance, returned=self._returned(plain, outputs)
         )
@@ -192,7 +195,7 @@ class TorchSubject:
                 notes.append(f"{len(absent)} block outputs are not in the graph and could not be added to it: {some}.")
             else:
                 graph, known, outputs = again
-                values, _ = run_whole(place.runner, graph, inputs, place.folder, "values-again")
+                values, _ = run_whole(place.runner, graph, inputs, place.folder, "values-again", budget)
                 taps = tapping.locate(
                     graph, truth.points, truth.taps, values, tolerance, known, self._returned(graph, outputs)
                 )

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from bisect_litert.shelf import Shelf
+
+
+def in_memory(array: np.ndarray) -> bool:
+    return not isinstance(array.base, np.memmap)
+
+
+def test_what_exceeds_the_budget_is_in_files_and_the_same() -> None:
+    shelf, values = Shelf(100), [np.arange(n, n + 20, dtype=np.float32).reshape(4, 5) for n in range(3)]
+    kept = [shelf.keep(value.copy()) for value in values]
+    assert [in_memory(array) for array in kept] == [True, False, False]
+    assert all(np.array_equal(one, other) and one.dtype == other.dtype for one, other in zip(kept, values, strict=True))
+    with pytest.raises(ValueError, match="read-only"):
+        kept[1][0, 0] = 1
+
+
+def test_room_comes_back_when_nobody_holds_the_array() -> None:
+    shelf = Shelf(100)
+    held = shelf.keep(np.ones(20, np.float32))[2:]
+    assert not in_memory(shelf.keep(np.ones(20, np.float32)))  # a part of it still holds the whole
+    del held
+    gc.collect()
+    assert in_memory(shelf.keep(np.ones(20, np.float32)))
+
+
+def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bisect_litert.shelf.tempfile.TemporaryFile", full)
+    array = np.ones(3)
+    assert Shelf(0).keep(array) is array
+
+
+def test_a_scalar_of_nothing_and_an_empty_array_stay() -> None:
+    assert Shelf(0).keep(np.zeros((0, 3))).shape == (0, 3)
+    assert float(Shelf(0).keep(np.array(2.5))) == 2.5
