@@ -76,7 +76,8 @@ def choose_taps(
     if first.status == NOT_RUN:
         return Choice(copies, {}, tuple(results), False, f"{first.detail}.", unanswered=True)
     if not untapped.ok and not first.ok:
-        if reason or untapped.unavailable:  # there is no GPU; anything else is what the GPU makes of the model
+        absent = untapped.unavailable and "gpu" in untapped.lacks
+        if reason or absent:  # there is no GPU; anything else is what the GPU makes of the model
             return Choice(copies, {}, tuple(results), False, reason or f"{untapped.detail}.")
         return Choice(copies, {}, tuple(results), True, failure=untapped)
     repeats = None

@@ -62,6 +62,9 @@ def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Checker:
     def check(
         model: Any, inputs: Any = None, *, blocks: str | Sequence[str] = (), name: str = "", **options: Any
     ) -> RunRecord:
+        from bisect_litert.errors import ExitCode
+        from bisect_litert.reports.outcome import exit_code
+
         __tracebackhide__ = True
         nonlocal count
         count += 1
@@ -74,7 +77,7 @@ def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Checker:
         emulated = not options.get("no_gpu") and record.target.endswith("no GPU")
         if emulated:
             _without_gpu(request.config, record)
-        if record.verdict.diverged:
+        if record.verdict.diverged or exit_code(record) is ExitCode.CANNOT_TEST:
             pytest.fail(failure(record, folder), pytrace=False)
         return record
 

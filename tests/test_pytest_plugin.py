@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sample_record
+from test_quantised import widened_by_ops
 
 from bisect_litert import pytest_plugin
 
@@ -36,6 +37,10 @@ def test_right(bisect_litert):
 def test_wrong(bisect_litert):
     bisect_litert(torch.nn.Sequential(torch.nn.Linear(16, 16), Norm()).eval(), (x,), blocks="*", name="net")
 
+@pytest.mark.skipif(not __import__("pathlib").Path("weight_only.tflite").exists(), reason="for one test only")
+def test_built(bisect_litert):
+    bisect_litert("weight_only.tflite")
+
 def test_unusable(bisect_litert):
     bisect_litert("no_such_file.py")
 """
@@ -53,13 +58,20 @@ def call(folder: Path, *words: str, **environment: str) -> subprocess.CompletedP
 
 def test_a_divergence_fails_with_a_message_a_person_can_read(tmp_path: Path) -> None:
     done = call(tmp_path, "--litert-emulated")
-    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "OVERFLOW in 1" in done.stdout
     assert "65504" in done.stdout
     assert "✗ culprit" in done.stdout
     assert "bisect-run-1" in done.stdout
     assert "Traceback" not in done.stdout
     assert "could not test the model: There is no file no_such_file.py." in done.stdout
+
+
+def test_what_does_not_run_at_all_has_not_passed(tmp_path: Path) -> None:
+    widened_by_ops(tmp_path)
+    done = call(tmp_path, "-k", "built")
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    assert "Shape mismatch" in done.stdout
 
 
 def test_without_a_gpu_it_is_skipped(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from bisect_litert import bisection, cli, run_folder, surveying
 from bisect_litert.errors import ConversionError, ExitCode, RunFolderError
 from bisect_litert.record import NO_CONTROL, Cause, RunRecord
 from bisect_litert.reports import write_all
+from bisect_litert.reports.outcome import exit_code
 from bisect_litert.request import BisectRequest, Interrupted
 from bisect_litert.runtime_survey import Answer
 from bisect_litert.runtimes import Runtime
@@ -100,6 +101,10 @@ def test_a_wrong_kernel_where_there_is_no_fp32_control(tmp_path: Path, interpret
     assert any("no option for fp32 on the GPU" in note for note in record.verdict.notes)
     assert {r.name: r.status for r in record.runs}["gpu-fp32"] == "skipped"
     assert record.environment["device lacks"] == "fp32, switches"
+    # There is a GPU, and what is asked of it cannot be had: no run that stands in could answer that.
+    record = bisection.run_bisection(replace(request, fp32=True, out=tmp_path / "exact"), lambda _: None)
+    assert (record.target, record.verdict.cause, exit_code(record)) == ("gpu-fp32", Cause.CANNOT_TEST, 125)
+    assert "ai-edge-litert 2.1.3 has no option for fp32 on the GPU" in record.verdict.summary
 
 
 def test_a_version_that_cannot_be_tested_is_a_row(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from bisect_litert.fixing.faults import (
 from bisect_litert.fixing.parts import Case, Part, Tried
 from bisect_litert.preparation import LoadedModel
 from bisect_litert.record import Cause, Culprit, RunRecord
+from bisect_litert.reports.outcome import anything_tested
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -292,6 +293,8 @@ class _Fixing:
 
         if record.target != self.first.target:
             return wrong(f"it ran on {record.target}, where the fault was found on {self.first.target}")
+        if not anything_tested(record):
+            return wrong(f"nothing runs with it: {record.verdict.summary}")
         if culprit.cause is Cause.REJECTED:
             new = [c for c in record.culprits if key_of(c) not in {key_of(k) for k in self.last.culprits}]
             if new:
