@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bisect_litert import port_matching, tapping, tflite_file, weight_matching
+from bisect_litert import eager, port_matching, tapping, tflite_file, weight_matching
 from bisect_litert.dequantised import has_integers, is_hybrid
 from bisect_litert.errors import ConversionError, InputsError
 from bisect_litert.evaluation import float_outputs
@@ -123,14 +123,17 @@ class PairSubject(TorchSubject):
 
     def _weigh(self) -> None:
         """Looks whether the file holds the model's weights, where its outputs do not prove it."""
-        if not self._narrow and all(match.proved for match in self._matches.values()):
+        if all(match.proved for match in self._matches.values()):
             return
-        named = self.loaded.module.named_parameters()
-        held = [(name, p.detach().cpu().float().numpy()) for name, p in named if p.dtype.is_floating_point]
+        loaded, used = self.loaded, _called(self.loaded, self.request.seed)
+        held = [
+            (name, p.detach().cpu().float().numpy())
+            for name, p in loaded.module.named_parameters()
+            if p.dtype.is_floating_point and name.rpartition(".")[0] in used
+        ]
         self._weights = weight_matching.match_weights(self._graph, held)
-        unproved = not all(match.proved for match in self._matches.values())
         # Where the conversion is not judged nobody would say so; what shares no weight is not to be compared at all.
-        if self._weights.other and unproved and (self._narrow or not self._weights.same):
+        if self._weights.other and (self._narrow or not self._weights.same):
             raise ConversionError(
                 self._weights.sentence(self._file),
                 hint="Convert this checkpoint again, or give the checkpoint that the file was made of.",
@@ -183,6 +186,15 @@ class PairSubject(TorchSubject):
             if self._matches[label].proved
         ]
         return STEPS * max([0.0, *(e for e in errors if np.isfinite(e))])
+
+
+def _called(loaded: LoadedModel, seed: int) -> set[str]:
+    """The modules whose forward is called: a file has no reason to hold the weights of others."""
+    copy, called = eager.copy_module(loaded.module), set[str]()
+    for name, module in copy.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+    eager.call(copy, loaded.args, loaded.kwargs, seed=seed)
+    return called
 
 
 def _given(loaded: LoadedModel) -> list[tuple[str, np.ndarray]]:
