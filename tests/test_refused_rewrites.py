@@ -137,7 +137,7 @@ def test_indices_that_depend_on_the_input_stay() -> None:
     assert proposals("picked-rows", Part(lambda x, at: x[:, at]), x, at) == []
 
 
-GPU = ["grouped queries", "windows", "clamped", "sampled", "resized", "reflected line", "picked",
+GPU = ["grouped queries", "windows", "clamped", "sampled", "sampled, aligned", "resized", "reflected line", "picked",
        "flipped", "a sum and its mean", "one tensor twice"]  # fmt: skip
 
 

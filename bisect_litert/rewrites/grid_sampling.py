@@ -49,6 +49,9 @@ def sampled(op: Op, x: Traced, grid: Traced, aligned: bool, border: bool) -> Tra
     rows, columns = weights(1, height), weights(0, width)
     # (N, 1, C * H, W) @ (N, 1, W, points)
     along = torch.matmul(x.reshape(n, 1, channels * height, width), columns)  # type: ignore[arg-type]
+    if n == 1:
+        # A converter would make a product of unequal ranks of it, (1, C, H, W) @ (W, points), which the GPU gets wrong.
+        along = along.clamp(min=torch.finfo(along.dtype).min)  # type: ignore[operator]
     total: Any = (along.reshape(n, channels, height, points) * rows).sum(2)
     made: Traced = total.reshape(n, channels, grid.shape[1], grid.shape[2])
     return made
