@@ -101,6 +101,7 @@ def make_bundle(run: Path, wishes: Wishes, say: Callable[[str], None]) -> Bundle
         BisectError: Weights or inputs were to be left out, and the fault does not show without them.
     """
     record = RunRecord.load(run)
+    run = run if run.is_dir() else run.parent  # named by its run.json
     if not record.verdict.diverged and not record.culprits:
         raise HealthyError(
             f"{run} found no divergence ({record.verdict.cause}); there is nothing to report.",

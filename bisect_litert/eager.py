@@ -112,6 +112,23 @@ def quiet_logging() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
+_TALKERS = ("torch.utils._pytree", "torchao")
+"""Loggers that complain of each other's versions whenever transformers is imported, to whoever imports it."""
+
+
+@contextlib.contextmanager
+def quiet_packages() -> Iterator[None]:
+    """Leaves out warnings of packages about packages, which no model file can do anything about."""
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in _TALKERS}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
 def call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int = 0) -> Any:
     """Runs one forward on cloned inputs, without gradients, after seeding torch; the caller's random state is kept.
 

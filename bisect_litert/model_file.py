@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from bisect_litert import archive
-from bisect_litert.eager import one_line, quiet_stdout, seed_all, user_traceback
+from bisect_litert.eager import one_line, quiet_packages, quiet_stdout, seed_all, user_traceback
 from bisect_litert.errors import BisectError, InputsError, ModelFileError
 from bisect_litert.input_overrides import override
 from bisect_litert.preparation import LoadedModel, assemble, check_module, normalise, parameters_of, prepare
@@ -37,6 +37,7 @@ _MISSING = object()
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
+@quiet_packages()
 def load(spec: str, *, inputs_path: Path | None = None, seed: int = 0) -> LoadedModel:
     """Imports a model and its inputs.
 
@@ -164,9 +165,13 @@ def _find_model(source: ModuleType, name: str, short: str, seed: int) -> tuple[A
     if callable(value) and not isinstance(value, torch.nn.Module):
         needed = _required_parameters(value)
         if needed:
+            there = short.endswith(".py")
+            own = "" if there else f"from {short} import {name.partition('.')[0]}; "
             raise ModelFileError(
                 f"{name} in {short} needs arguments ({', '.join(needed)}).",
-                hint=f"Add `def get_model(): return {name}(...)` to the file, with the arguments filled in.",
+                hint=f"Add `def get_model(): return {name}(...)` to the file, with the arguments filled in."
+                if there
+                else f"Write a file that makes it, and give that: `{own}model = {name}(...)`, and `inputs = ...`.",
             )
         value = _guarded(value, f"{name}() in {short} failed", seed)
     if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], torch.nn.Module):

@@ -123,7 +123,8 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         notes.append("The GPU does not repeat itself: two runs of the shipped graph gave different bits.")
     if where.refusals and not known.refused:
         ops = "; ".join(
-            f"{r.op} ({r.reason}{': ' + ', '.join(r.blocks[:3]) if r.blocks else ''})" for r in where.refusals[:6]
+            f"{r.op} ({r.reason.rstrip('.')}{': ' + ', '.join(r.blocks[:3]) if r.blocks else ''})"
+            for r in where.refusals[:6]
         )
         notes.append(f"Refused by the GPU delegate and run on the CPU: {ops}.")
     notes += [f"The GPU reported: {e}" for e in where.validation_errors[:2]]

@@ -468,3 +468,8 @@ def test_block_rows_of_any_kind_are_listed() -> None:
         render(rows, console)
     assert "x" * 70 in capture.get()
     assert all(len(line) <= 80 for line in capture.get().splitlines())
+    # A shape is worth more than the end of a class's name.
+    rows = [SimpleNamespace(name="x" * 46, class_name="Attention" * 2, calls=1, shapes=("1x16x64",), selected=False)]
+    with console.capture() as capture:
+        render(rows, console)
+    assert capture.get().splitlines()[1].endswith("  1x16x64")

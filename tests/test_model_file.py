@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -401,3 +402,27 @@ def test_fractions_do_not_become_integers(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=ONE + 0.5)
     path = write(tmp_path, HEAD + "model = Net()\ninputs = torch.ones(1, 2, dtype=torch.int64)")
     assert "int64" in fails(InputsError, path, inputs_path=tmp_path / "x.npz").message
+
+
+def test_a_class_of_a_package_that_needs_arguments_goes_into_a_file_of_ones_own() -> None:
+    with pytest.raises(ModelFileError, match=r"Linear in torch\.nn needs arguments") as caught:
+        load("torch.nn:Linear")
+    assert "`from torch.nn import Linear; model = Linear(...)`" in caught.value.hint
+
+
+def test_what_packages_say_of_each_other_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torchao", "torch.utils._pytree"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [logging.StreamHandler(sys.stdout)])
+    text = (
+        "import logging, torch\n"
+        "logging.getLogger('torchao').warning('no kernel')\n"
+        "logging.getLogger('torch.utils._pytree').warning('deprecated')\n"
+        "model, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
+    )
+    (tmp_path / "m.py").write_text(text, encoding="utf-8")
+    load(str(tmp_path / "m.py"))
+    assert capsys.readouterr() == ("", "")
+    logging.getLogger("torchao").warning("heard")
+    assert "heard" in capsys.readouterr().out

@@ -13,6 +13,8 @@ from bisect_litert.reports import formats
 from bisect_litert.reports.names import cut_line
 
 MOST_CLASS = 24
+LEAST_SHAPE = 10
+"""Cells that shapes get where they can, at the cost of class names: "1x16x64"."""
 
 
 class BlockRow(Protocol):
@@ -48,6 +50,10 @@ def render(lines: Sequence[BlockRow], console: Console) -> None:
     names = [formats.clean(line.name, ascii_only) for line in lines]
     classes = [formats.clean(line.class_name, ascii_only)[:MOST_CLASS] for line in lines]
     name_width, class_width = max(map(cell_len, ["block", *names])), max(map(cell_len, ["class", *classes]))
+    room = console.width - name_width - class_width - len("*     calls  ")
+    if room < LEAST_SHAPE:  # a letter of each would tell nothing
+        shown = min(class_width, max(len("class"), class_width + room - LEAST_SHAPE))
+        class_width, classes = shown, [cut_line(Text(name), shown, ascii_only).plain for name in classes]
     _print(console, Text(f"  {_pad('block', name_width)}  {_pad('class', class_width)}  calls  output", "dim"))
     for line, name, class_name in zip(lines, names, classes, strict=True):
         star = "* " if line.selected else "  "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bisect_litert.errors import UsageError
 from bisect_litert.record import RunRecord
+from bisect_litert.reports.formats import quote
 
 
 def view(folder: Path | None) -> None:
@@ -26,7 +27,7 @@ def view(folder: Path | None) -> None:
             )
         _start(None, None)
     else:
-        _start(RunRecord.load(folder), folder if folder.is_dir() else folder.parent)
+        _start(RunRecord.load(folder), _folder(folder))
 
 
 def view_record(record: RunRecord, folder: Path) -> None:
@@ -46,24 +47,32 @@ def view_diff(before: Path, after: Path) -> None:
         UsageError: There is no terminal.
     """
     record, other = RunRecord.load(after), RunRecord.load(before)
-    check_terminal()
+    check_terminal(f"diff {quote(str(before))} {quote(str(after))}")
     from bisect_litert.tui.app import BisectApp
 
-    BisectApp(record, after, other=other, other_folder=before).run()
+    BisectApp(record, _folder(after), other=other, other_folder=_folder(before)).run()
+
+
+def _folder(run: Path) -> Path:
+    """A run's folder, also where its run.json was named."""
+    return run if run.is_dir() else run.parent
 
 
 def _start(record: RunRecord | None, folder: Path | None) -> None:
-    check_terminal()
+    check_terminal(f"report {quote(str(folder))}" if folder else "report RUN")
     from bisect_litert.tui.app import BisectApp
 
     BisectApp(record, folder).run()
 
 
-def check_terminal() -> None:
+def check_terminal(instead: str = "report RUN") -> None:
     """Says so where there is no terminal to draw on.
+
+    Args:
+        instead: The command that shows the same without one.
 
     Raises:
         UsageError: There is none.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("The terminal UI needs a terminal.", hint="For a file or a pipe: bisect-litert report RUN.")
+        raise UsageError("The terminal UI needs a terminal.", hint=f"For a file or a pipe: bisect-litert {instead}")
