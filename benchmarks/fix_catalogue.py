@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ HEAD = """# Rewrites
 `bisect-litert fix RUN` tries these on the culprits of a run and keeps what the GPU proves ([fix.md](fix.md)). Each is
 tried for the causes it names, on the module that owns the guilty op and then on those around it, library modules first.
 The numbers are those of one small example each (`benchmarks/fix_examples.py`): the local error of the block with the
-fault, and the error of the model's output, before and after; torch is the largest difference that the rewrite makes to
-torch's own result. On the H200 the files that were fixed on llvmpipe were run. Where the fault is a refusal, the
+fault, and the error of the model's output, before and after; torch is the largest difference that the rewrite makes
+to torch's own result, and where fp64 decides whether that is right, how far torch's own fp32 result is from fp64
+before and after. On the H200 the files that were fixed on llvmpipe were run. Where the fault is a refusal, the
 outputs were right before, with those ops on the CPU. Times of models this small are mostly the cost of starting
 kernels.
 """
@@ -59,6 +60,8 @@ def measure(name: str) -> tuple[str, dict[str, Any]]:
         "output": [_json(record.output_before), _json(record.output_after)],
         "torch": _json(record.torch32),
     }
+    if not isnan(record.torch_own):
+        row["by_fp64"] = [_json(record.torch_own), _json(record.torch_off)]
     if record.costs is not None:
         costs = record.costs
         row["ops"] = list(costs.ops)
@@ -107,7 +110,7 @@ def _row(adapter: str, row: Mapping[str, Any]) -> str:
         row["cause"] + ("" if row["proven"] else ", not fixed here"),
         _pair(row["block"], row["cause"]) if row["block"] else "",
         _pair(row["output"], row["cause"]),
-        _word(row["torch"]),
+        _word(row["torch"]) + (f"; fp64 decides, {_pair(row['by_fp64'], '')}" if "by_fp64" in row else ""),
         ops,
         *(f"x{times[kind]:.2f}" if times.get(kind) else "" for kind in ("cpu", "gpu")),
     ]
