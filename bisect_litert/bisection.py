@@ -363,6 +363,7 @@ class _Bisection:
             ),
             settings=self.settings,
             say=lambda block: self.tell(Progress("look inside", state="info", detail=block)),
+            joined=found.joined,
         )
         scenes = {
             c.block: Scene(c.block, c.cause, c.kind, *found.scenes[c.block])

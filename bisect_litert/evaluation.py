@@ -258,12 +258,16 @@ def tap_graph(graph: Graph, tensors: Sequence[int], outputs: Mapping[str, str], 
     return TappedGraph(tapped, names, outputs)
 
 
-def heal(tapped: TappedGraph, given: Mapping[int, np.ndarray]) -> TappedGraph | None:
+def heal(
+    tapped: TappedGraph, given: Mapping[int, np.ndarray], within: Mapping[int, frozenset[int]] = {}
+) -> TappedGraph | None:
     """Cuts a tapped graph behind tensors and feeds the given values to what read them.
 
     Args:
         tapped: The graph.
         given: Values by tensor index, in the graph's layout.
+        within: For a tensor inside a block, the tensors made in that block: ops that make those keep reading what the
+            graph computes.
 
     Returns:
         The healed graph; None when nothing but taps reads any of the tensors.
@@ -282,7 +286,8 @@ def heal(tapped: TappedGraph, given: Mapping[int, np.ndarray]) -> TappedGraph | 
     for t, value in read.items():
         name = f"{FEED_PREFIX}{t:05d}"
         # The tap's own copy keeps reading what the graph computes, so that a healed block is still seen.
-        own = [op for op in editor.subgraph.operators if int(op.outputs[0]) in copies]
+        kept = copies | within.get(t, frozenset())
+        own = [op for op in editor.subgraph.operators if int(op.outputs[0]) in kept]
         editor.rewire(t, editor.add_input(name, t), skip=own)
         feeds[name] = graph.tensors[t].stored(value)
     editor.prune()

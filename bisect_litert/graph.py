@@ -280,18 +280,20 @@ class Graph:
         read = {t for op in self.inside(outputs, wall) for t in op.inputs}
         return frozenset(read & wall)
 
-    def shared_insides(self, regions: Mapping[str, Sequence[int]], stop: Iterable[int]) -> dict[str, frozenset[str]]:
-        """Finds regions that read a tensor from the inside of another one, past its outputs.
+    def shared_insides(
+        self, regions: Mapping[str, Sequence[int]], stop: Iterable[int]
+    ) -> dict[str, dict[str, frozenset[int]]]:
+        """Finds regions that read tensors from the inside of another one, past its outputs.
 
         The converter moves factors from one block into the next one's weights, so that the next reads what lies
         before the first one's end.
 
         Args:
-            regions: Output tensors of each region, by name.
+            regions: Output tensors of each region, by name, in the order of the data flow.
             stop: The output tensors of all regions.
 
         Returns:
-            For each region that does, the names of those it reads from.
+            For each region that does, the tensors it reads so, by the region they are made in.
         """
         wall = set(stop)
         ops = {name: self.inside(outputs, wall) for name, outputs in regions.items()}
@@ -300,13 +302,16 @@ class Graph:
             for op in own:
                 for t in op.outputs:
                     made_in.setdefault(t, name)
-        found: dict[str, frozenset[str]] = {}
+        found: dict[str, dict[str, frozenset[int]]] = {}
         for name, own in ops.items():
-            read = {made_in[t] for op in own for t in op.inputs if t in made_in and t not in wall}
-            shared = {made_in[t] for op in own for t in op.outputs if t in made_in}
-            others = (read | shared) - {name}
+            others: dict[str, set[int]] = {}
+            for op in own:
+                if all(made_in[t] == name for t in op.outputs):
+                    for t in set(op.inputs) - wall:
+                        if made_in.get(t, name) != name:
+                            others.setdefault(made_in[t], set()).add(t)
             if others:
-                found[name] = frozenset(others)
+                found[name] = {other: frozenset(read) for other, read in others.items()}
         return found
 
     # -- editing -------------------------------------------------------------------------------------------------------

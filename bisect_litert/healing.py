@@ -36,6 +36,8 @@ class Found:
     culprits: list[Culprit] = field(default_factory=list)
     scenes: dict[str, tuple[Reading, TappedGraph]] = field(default_factory=dict)
     """Each culprit's reading and the graph it was found in."""
+    joined: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Blocks that read a culprit's inside past its end and cannot be told from it, by the culprit's block."""
     lost: list[Culprit] = field(default_factory=list)
     """Blocks that lose digits or flush small numbers while every model output stays in line: notes."""
     unsettled: frozenset[str] = frozenset()
@@ -69,8 +71,8 @@ class _Rounds:
         for tap in case.taps:
             if tap.tensor >= 0:
                 self.regions.setdefault(tap.block, []).append(tap.tensor)
-        walls = [t for own in self.regions.values() for t in own]
-        self.entangled = case.original.shared_insides(self.regions, walls)
+        self.walls = [t for own in self.regions.values() for t in own]
+        self.entangled = case.original.shared_insides(self.regions, self.walls)
         self.blamer = Blamer(case)
         self._measured: dict[str, Errors] = {}
 
@@ -235,7 +237,20 @@ class _Rounds:
                 given[tap.tensor] = tap.layout.from_torch(
                     case.truth.taps[tap.key], case.original.tensors[tap.tensor].shape
                 )
-        return heal(case.base, given)
+        # What others read of a healed block's inside is given to them, too; the block itself is still seen.
+        within: dict[int, frozenset[int]] = {}
+        for others in self.entangled.values():
+            for owner in healed & others.keys():
+                made = frozenset(t for op in case.original.inside(self.regions[owner], self.walls) for t in op.outputs)
+                within |= {t: made for t in others[owner] if self._can_be_given(owner, t)}
+        return heal(case.base, given | {t: case.values[t] for t in within}, within)
+
+    def _can_be_given(self, owner: str, tensor: int) -> bool:
+        """Whether the CPU's value of a tensor inside a block is its true one, and fp16 can hold it."""
+        culprit = self.confirmed.get(owner)
+        converted = culprit is not None and culprit.cause is Cause.CONVERSION
+        value = self.case.values.get(tensor)
+        return not converted and value is not None and value.dtype == np.float32 and self._fits(tensor)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -265,7 +280,13 @@ class _Rounds:
             self.suspects.pop(block, None)
             self.found.scenes[block] = (reading, graph)
             culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target), graph)
-            if self._harmless(culprit, reading, readings):
+            first = self._told_already(culprit)
+            if first:
+                found = self.found.joined
+                found[first] = (*found.get(first, ()), block)
+                self.merged.add(block)
+                self.cleared.add(block)
+            elif self._harmless(culprit, reading, readings):
                 self.pending[block] = culprit
                 self.cleared.add(block)
             else:
@@ -295,15 +316,24 @@ class _Rounds:
         what it is given, in PyTorch's own values, does not fit into fp16 in the first place.
         """
         guilty = set(self.confirmed) | self.merged
-        if number and block not in self.suspects and self.entangled.get(block, frozenset()) & guilty:
-            return True
+        if number and block not in self.suspects:
+            inner = self.entangled.get(block, {})
+            if any(not self._can_be_given(other, t) for other in guilty & inner.keys() for t in inner[other]):
+                return True
         shared = {t for other in guilty for t in (*self.regions.get(other, ()), *self._reads(other))}
         return any(t in shared and not self._fits(t) for t in self._reads(block))
 
+    def _told_already(self, culprit: Culprit) -> str:
+        """The culprit that leaves the range at the very op at which another block does: one fault, read past its
+        end."""
+        if culprit.op < 0:
+            return ""
+        same = (b for b, c in self.confirmed.items() if (c.op, c.cause) == (culprit.op, culprit.cause))
+        return next(same, "")
+
     def _reads(self, block: str) -> frozenset[int]:
         """The taps and graph inputs a block follows from."""
-        walls = [t for own in self.regions.values() for t in own]
-        return self.case.original.sources(self.regions.get(block, ()), walls)
+        return self.case.original.sources(self.regions.get(block, ()), self.walls)
 
     def _fits(self, tensor: int) -> bool:
         """Whether fp16 can hold a tensor's true value."""

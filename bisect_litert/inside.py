@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 
 from bisect_litert import advice, diagnosis
@@ -41,6 +41,8 @@ class Tools:
     settings: Settings
     say: Callable[[str], None]
     """Told which culprit is being looked into."""
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Blocks that cannot be told from a culprit, by the culprit's block: what proves it is to leave them out, too."""
 
 
 def look_inside(culprits: Sequence[Culprit], scenes: dict[str, Scene], tools: Tools) -> list[Culprit]:
@@ -56,8 +58,9 @@ def look_inside(culprits: Sequence[Culprit], scenes: dict[str, Scene], tools: To
             culprit = _open(culprit, scene, tools)
         found.append(culprit)
     if tools.controls is not None:
-        ops = {c.block: [op.index for op in tools.pricer.ops_of(c.block)] for c in found}
-        found = prove(found, ops, tools.controls, tools.settings.output_limit)
+        groups = {c.block: (c.block, *tools.joined.get(c.block, ())) for c in found}
+        ops = {b: sorted({op.index for m in own for op in tools.pricer.ops_of(m)}) for b, own in groups.items()}
+        found = prove(found, ops, tools.controls, tools.settings.output_limit, tools.joined)
     known = [_advised(c, scenes.get(c.block), tools) for c in found]
     return _unique(_relocated(c, tools.blocks) for c in known)
 

@@ -55,15 +55,20 @@ def fused_region(
 
 
 def prove(
-    culprits: Sequence[Culprit], ops: Mapping[str, Sequence[int]], controls: Controls, limit: float
+    culprits: Sequence[Culprit],
+    ops: Mapping[str, Sequence[int]],
+    controls: Controls,
+    limit: float,
+    joined: Mapping[str, Sequence[str]],
 ) -> list[Culprit]:
     """Keeps culprits off the GPU, looks at the model's outputs, and adds what came of it.
 
     Args:
         culprits: In data flow order.
-        ops: Indices of each culprit's ops, by block.
+        ops: Indices of each culprit's ops, and of those of the blocks it is `joined` with, by block.
         controls: Control runs of the graph as it ships.
         limit: Relative L2 error from which an output is wrong.
+        joined: Blocks that read a culprit's inside past its end, by the culprit's block.
     """
     provable = [c for c in culprits if c.cause in PROVABLE]
     if not provable:
@@ -71,7 +76,7 @@ def prove(
     if controls.without(()).right(limit):
         said = "No output of the model shows the fault, so keeping it off the GPU proves nothing."
         return [replace(c, proof=(said,)) if c in provable else c for c in culprits]
-    proofs = {c.block: _proof(c, provable, ops, controls, limit) for c in provable}
+    proofs = {c.block: _proof(c, provable, ops, controls, limit, joined.get(c.block, ())) for c in provable}
     return [replace(c, proof=proofs.get(c.block, ())) for c in culprits]
 
 
@@ -115,6 +120,7 @@ def _proof(
     ops: Mapping[str, Sequence[int]],
     controls: Controls,
     limit: float,
+    joined: Sequence[str],
 ) -> tuple[str, ...]:
     """What came right, or did not, with a culprit on the CPU: its op alone, its block, or all of them."""
     only = len(provable) == 1
@@ -122,7 +128,8 @@ def _proof(
         right = right_without(f"only op {culprit.op}", [culprit.op], controls, limit)
         if right:
             return right
-    right = right_without("this block", ops[culprit.block], controls, limit)
+    this = f"this block and {', '.join(joined)}, which reads inside it," if joined else "this block"
+    right = right_without(this, ops[culprit.block], controls, limit)
     if right:
         return right
     alone = controls.without(ops[culprit.block])
@@ -132,7 +139,7 @@ def _proof(
             f"enough.{_split(alone)}",
         )
     every = sorted({i for c in provable for i in ops[c.block]})
-    which, together = ("this block", alone) if only else ("all culprits", controls.without(every))
+    which, together = (this, alone) if only else ("all culprits", controls.without(every))
     if together.right(limit):
         return right_without(which, every, controls, limit)
     if not together.ok:

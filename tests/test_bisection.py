@@ -53,6 +53,29 @@ class Resize(nn.Module):
         return nn.functional.interpolate(x.reshape(1, 4, 4, -1), size=(7, 9), mode="nearest").reshape(1, 4, -1)
 
 
+class Squares(nn.Module):
+    """Leaves the range inside; the converter moves the last factor into the weights of a Linear behind it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 3000 + x.square() * 9000) * 1e-4
+
+
+class Hash(nn.Module):
+    """A remainder of large numbers, behind which the converter moves the factor likewise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.remainder(x * 777.0, 16.0) * 0.1
+
+
+class Tanh(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.fc(x))
+
+
 def chain(*blocks: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*blocks).eval()
@@ -67,6 +90,14 @@ def on_gpu(model: nn.Module, inputs: Any) -> RunRecord:
 
 def found(record: RunRecord) -> list[tuple[str, Cause]]:
     return [(c.block, c.cause) for c in record.culprits]
+
+
+def test_what_reads_a_culprits_inside_past_its_end_is_no_culprit() -> None:
+    model = chain(Tanh(), Squares(), Tanh(), Hash(), Tanh())
+    record = on_gpu(model, numbers(1, 12, 16) * 2)
+    assert found(record) == [("1", Cause.OVERFLOW), ("3", Cause.PRECISION_LOSS)]
+    assert {b.name: b.mark for b in record.blocks}["2"] is Mark.AFTER
+    assert [c.hidden for c in record.culprits] == [False, True]
 
 
 def test_overflow_on_the_gpu_and_what_it_hid() -> None:

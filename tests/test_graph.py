@@ -167,7 +167,7 @@ def test_regions_that_reach_into_one_another(converted: Once) -> None:
     editor = graph.edit()
     tanh = graph.ops[1].outputs[0]
     editor.subgraph.operators[3].inputs[0] = tanh
-    assert editor.graph().shared_insides({"b0": [b0], "b1": [b1]}, [b0, b1]) == {"b1": {"b0"}}
+    assert editor.graph().shared_insides({"b0": [b0], "b1": [b1]}, [b0, b1]) == {"b1": {"b0": {tanh}}}
 
 
 def healed_blocks(case: Converted, folder: Path, *, copies: bool) -> tuple[TappedGraph, dict[int, np.ndarray]]:
