@@ -15,7 +15,7 @@ from bisect_litert.emulation import allowance
 from bisect_litert.evaluation import GPU
 from bisect_litert.graph import Graph
 from bisect_litert.metrics import FP16_UNIT, out_of_line
-from bisect_litert.pricing import OpPrice, Priced, Pricer, Scene
+from bisect_litert.pricing import MAX_OPS, OpPrice, Priced, Pricer, Scene
 from bisect_litert.proving import PROVABLE, fused_region, prove
 from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, Cause, Culprit, Mark, OpResult, Settings
 from bisect_litert.sources import OpSources, Place
@@ -119,7 +119,11 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
         return culprit
     priced = tools.pricer.price(scene)
     if priced is None:
-        return culprit
+        count = len(tools.pricer.ops_of(culprit.block))
+        if count <= MAX_OPS:
+            return culprit
+        said = f"It has {count} ops, too many to look into at once ({MAX_OPS}): choose smaller blocks to find its op."
+        return replace(culprit, evidence=(*culprit.evidence, said))
     ops = [p.op for p in priced.ops]
     places = tools.sources.places(ops, culprit.block)
     guilty = priced.guilty

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def levels(part: str) -> list[str]:
@@ -29,28 +29,46 @@ def reaches(words: Sequence[str], path: Sequence[str]) -> int:
     return count if reached else 0
 
 
-def module_of(tensor_name: str, modules: Sequence[str], block: str) -> str:
-    """Returns the deepest module whose path a tensor's name carries.
+class Owners:
+    """The modules of a model, to look tensor names up in.
 
     Args:
-        tensor_name: Name in the .tflite file; several paths joined by ";;" where ops were fused.
-        modules: All module paths of the model.
-        block: Block the op lies in; its own modules go before others of the same label.
-
-    Returns:
-        A module path; empty when the name carries none.
+        modules: All module paths.
     """
-    best: tuple[tuple[bool, int, int], str] = ((False, 0, 0), "")
-    for part in tensor_name.split(";;"):
-        words = levels(part)
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self._by_end: dict[str, list[tuple[str, list[str]]]] = {}
+        """Paths with their steps, by the last step: a name has to end where a module's path ends."""
         for module in modules:
             path = module.split(".")
-            # The name has to end where the module's path ends: a parent is no owner of its child's op.
-            if not words or not (words[-1] == path[-1] or words[-1].endswith("_" + path[-1])):
-                continue
-            count = reaches(words, path)
-            inside = module == block or module.startswith(block + ".")
-            rank = (inside, count, -len(path))
-            if count and rank > best[0]:
-                best = (rank, module)
-    return best[1]
+            self._by_end.setdefault(path[-1], []).append((module, path))
+
+    def module_of(self, tensor_name: str, block: str) -> str:
+        """Returns the deepest module whose path a tensor's name carries.
+
+        Args:
+            tensor_name: Name in the .tflite file; several paths joined by ";;" where ops were fused.
+            block: Block the op lies in; its own modules go before others of the same label.
+
+        Returns:
+            A module path; empty when the name carries none.
+        """
+        best: tuple[tuple[bool, int, int], str] = ((False, 0, 0), "")
+        for part in tensor_name.split(";;"):
+            words = levels(part)
+            for module, path in self._ending_as(words[-1]) if words else ():
+                count = reaches(words, path)
+                inside = module == block or module.startswith(block + ".")
+                rank = (inside, count, -len(path))
+                if count and rank > best[0]:
+                    best = (rank, module)
+        return best[1]
+
+    def _ending_as(self, word: str) -> Iterator[tuple[str, list[str]]]:
+        """Modules whose last step ends a level: all of it, or what stands behind an underscore, of which a step's own
+        name may hold some. A parent is no owner of its child's op."""
+        yield from self._by_end.get(word, ())
+        at = word.find("_")
+        while at >= 0:
+            yield from self._by_end.get(word[at + 1 :], ())
+            at = word.find("_", at + 1)

@@ -25,8 +25,8 @@ from bisect_litert.metrics import FP16_UNIT, compare_by_scale, out_of_line
 from bisect_litert.ranges import accumulated_of, swallowed
 from bisect_litert.record import Cause, Comparison
 
-MAX_OPS = 400
-"""Blocks with more ops are not looked into at once; select smaller blocks instead."""
+MAX_OPS = 1024
+"""Blocks with more ops are not looked into at once: so many taps were seen to run together on a GPU."""
 MAX_CONTRIBUTIONS = 64
 
 

@@ -197,6 +197,7 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
     blame = {c.block: c for c in found.culprits}
     lost = {c.block: c for c in found.lost}
     levels = {r.tap: r.cumulative.relative_l2 for r in found.readings if r.cumulative is not None}
+    readings = {(r.tap, r.output): r for r in found.readings}
     asked = known.choice.graph.names if known.choice is not None and known.choice.gpu else {}
     rows = []
     for order, (block, taps) in enumerate(
@@ -204,7 +205,7 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
     ):
         output = block == OUTPUT
         keys = [label for label, owner in known.owners.items() if owner == OUTPUT] if output else [t.key for t in taps]
-        mine = [r for r in found.readings if (r.tap in keys and r.output == output)]
+        mine = [readings[key, output] for key in keys if (key, output) in readings]
         lead = max(mine, key=lambda r: _key(r.local), default=None)
         culprit = blame.get(block) or lost.get(block)
         here = residency.of_block(ops.get(block, ()), gpu, refused) if known.target == GPU else Residency.EMULATED

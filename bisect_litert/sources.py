@@ -12,7 +12,7 @@ from bisect_litert.errors import BisectError
 from bisect_litert.exported import ExportedModel, Node
 from bisect_litert.fingerprints import Fingerprints
 from bisect_litert.graph import Graph, Op
-from bisect_litert.owners import module_of
+from bisect_litert.owners import Owners
 from bisect_litert.record import Cause, Culprit
 from bisect_litert.tapper import same_value
 
@@ -62,6 +62,7 @@ class Sources:
     graph: Graph
     values: Mapping[int, np.ndarray]
     modules: Sequence[str]
+    _owners: Owners = field(init=False)
     _model: ExportedModel | None = field(default=None, init=False)
     _failed: bool = field(default=False, init=False)
     _values: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, init=False)
@@ -69,6 +70,9 @@ class Sources:
     """Of those values, by module."""
     _all: Fingerprints[int] | None = field(default=None, init=False)
     """Of the graph's values."""
+
+    def __post_init__(self) -> None:
+        self._owners = Owners(self.modules)
 
     def model(self) -> ExportedModel | None:
         """Returns the exported model; None when it cannot be exported."""
@@ -95,7 +99,7 @@ class Sources:
         places = {}
         for op in ops:
             name = self.graph.tensors[op.outputs[0]].name if op.outputs else ""
-            owner = module_of(name, self.modules, module)
+            owner = self._owners.module_of(name, module)
             matched = found.get(op.index)
             if matched is not None and matched.module in self._named(name, module):
                 owner = matched.module
@@ -154,7 +158,7 @@ class Sources:
         if value is None or value.dtype.kind != "f":
             return None
         name = self.graph.tensors[op.outputs[0]].name
-        owner, named = module_of(name, self.modules, block), self._named(name, block)
+        owner, named = self._owners.module_of(name, block), self._named(name, block)
         near = set(self._near[block].near(value, CLOSE)) if nodes else ()
         fits = [n for n, v in nodes if n.name in near and same_value(v, value, CLOSE)]
         # Reshapes and identities hold the value as well; the operator that made it comes first.
@@ -164,7 +168,7 @@ class Sources:
     def _named(self, name: str, block: str) -> set[str]:
         """All modules that a tensor's name carries; alike ops of several are named together, and the value tells which
         of them it is."""
-        return {module_of(part, self.modules, block) for part in name.split(";;")}
+        return {self._owners.module_of(part, block) for part in name.split(";;")}
 
     @staticmethod
     def _ahead(

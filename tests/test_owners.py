@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_litert.owners import levels, module_of, reaches
+from bisect_litert.owners import Owners, levels, reaches
 
 MODULES = ["enc", "enc.0", "enc.0.fc", "enc.1", "enc.1.fc", "enc.1.my_norm", "head"]
 
@@ -19,15 +19,15 @@ def test_a_path_is_reached_only_at_its_end() -> None:
 
 def test_the_deepest_module_of_the_block_is_meant() -> None:
     name = "m.Net/m.Block_1/torch.nn.Linear_fc;3"
-    assert module_of(name, MODULES, "enc.1") == "enc.1.fc"
+    assert Owners(MODULES).module_of(name, "enc.1") == "enc.1.fc"
     # Indexed levels may be missing from a name; then the block decides.
-    assert module_of("m.Net/torch.nn.Linear_fc;3", MODULES, "enc.0") == "enc.0.fc"
+    assert Owners(MODULES).module_of("m.Net/torch.nn.Linear_fc;3", "enc.0") == "enc.0.fc"
 
 
 def test_attribute_names_may_hold_underscores() -> None:
-    assert module_of("m.Net/m.Block_1/m.Norm_my_norm", MODULES, "enc.1") == "enc.1.my_norm"
+    assert Owners(MODULES).module_of("m.Net/m.Block_1/m.Norm_my_norm", "enc.1") == "enc.1.my_norm"
 
 
 def test_fused_names_and_none() -> None:
-    assert module_of("m.Net/m.Block_1;;m.Net/m.Block_1/torch.nn.Linear_fc;", MODULES, "enc.1") == "enc.1.fc"
-    assert module_of("serving_default_output_0_output", MODULES, "enc.1") == ""
+    assert Owners(MODULES).module_of("m.Net/m.Block_1;;m.Net/m.Block_1/torch.nn.Linear_fc;", "enc.1") == "enc.1.fc"
+    assert Owners(MODULES).module_of("serving_default_output_0_output", "enc.1") == ""
