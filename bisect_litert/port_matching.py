@@ -64,7 +64,7 @@ def _feeds(graph: Graph, given: Sequence[tuple[str, np.ndarray]]) -> Iterator[Fe
         by_name = next((named[n] for n in (_bare(port.name), _bare(tensor.name)) if n in named), None)
         tensors = [by_name] if by_name is not None else range(len(given))
         options.append(
-            [(i, layout) for i in tensors if _kinds_agree(given[i][1], tensor) for layout in _ways(given[i][1], tensor)]
+            [(i, layout) for i in tensors if _kinds_agree(given[i][1], tensor) for layout in ways(given[i][1], tensor)]
         )
 
     def chosen(taken: tuple[tuple[int, Layout], ...]) -> Iterator[tuple[tuple[int, Layout], ...]]:
@@ -122,11 +122,11 @@ def match_outputs(
         left = [n for n, t in free.items() if tensors[t].size == value.size and _kinds_agree(value, tensors[t])]
         if label not in matched and left:
             name = next((n for n in left if _bare(n) == _bare(label)), left[0])
-            matched[label] = Match(name, next(_ways(value, tensors[free.pop(name)])), float("nan"))
+            matched[label] = Match(name, next(ways(value, tensors[free.pop(name)])), float("nan"))
     return {label: matched[label] for label in wanted if label in matched}
 
 
-def _ways(value: np.ndarray, tensor: Tensor) -> Iterator[Layout]:
+def ways(value: np.ndarray, tensor: Tensor) -> Iterator[Layout]:
     """The orders of axes in which a value has a tensor's shape, the plain one first; axes of size 1 do not count."""
     if value.size != tensor.size:
         return

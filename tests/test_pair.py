@@ -96,6 +96,23 @@ def test_a_file_of_another_batch_of_weights_is_a_wrong_conversion(tmp_path: Path
     assert any("does not give the model's output" in note for note in record.verdict.notes)
 
 
+def test_a_block_in_the_middle_that_the_file_changes_is_found_by_what_follows(tmp_path: Path) -> None:
+    """No tensor from there on holds what PyTorch has; going on from the right one gives the file's own output."""
+
+    def change(graph: Graph, editor: Any) -> None:
+        t = next(op for op in graph.ops if op.type == "FULLY_CONNECTED").inputs[1]
+        value = graph.constant(t)
+        assert value is not None
+        editor.fill(t, value * 1.5)
+
+    record = pair("litert_torch", edited(tmp_path, change))
+    assert [(c.block, c.cause) for c in record.culprits] == [
+        ("layers.0", Cause.CONVERSION),
+        ("layers.1", Cause.OVERFLOW),
+    ]
+    assert {b.name: b.taps[0].origin for b in record.blocks if b.taps}["layers.2"] is TapOrigin.GRAPH
+
+
 def test_quantised_weights_are_not_called_a_wrong_conversion(tmp_path: Path) -> None:
     from ai_edge_litert import schema_py_generated as schema
 

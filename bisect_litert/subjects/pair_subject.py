@@ -16,7 +16,7 @@ from bisect_litert.port_matching import Feed
 from bisect_litert.preparation import LoadedModel, named_inputs
 from bisect_litert.readings import OtherWeights, Tap
 from bisect_litert.request import BisectRequest
-from bisect_litert.subjects import Located, Workplace
+from bisect_litert.subjects import Located, Workplace, followed
 from bisect_litert.subjects.torch_subject import TorchSubject, differences
 from bisect_litert.subjects.whole_run import run_whole
 
@@ -88,6 +88,8 @@ class PairSubject(TorchSubject):
             loosest=max(close, tapping.LOOSEST),
             near=NEAR_QUANTISED if self._narrow else NEAR,
         )
+        if self.judges_conversion:
+            taps = followed.follow(graph, taps, values, self._torch.force, self._unproved())
         return Located(
             tapping=tapping.Tapping(graph, taps, outputs, values, (*self._said(), *_partners(taps))),
             truth=truth,
@@ -175,6 +177,15 @@ class PairSubject(TorchSubject):
         at = {port.name: port.tensor for port in self._graph.outputs}
         out = {label: m.layout.to_torch(values[at[m.port]]) for label, m in self._matches.items()}
         return {**differences(forced.taps, seen), **differences(forced.outputs, out)}
+
+    def _unproved(self) -> dict[str, np.ndarray]:
+        """What the file returns in place of the model's outputs, in PyTorch's layout, by label."""
+        at = {port.name: port.tensor for port in self._graph.outputs}
+        return {
+            label: match.layout.to_torch(self._values[at[match.port]])
+            for label, match in self._matches.items()
+            if not match.proved and at[match.port] in self._values
+        }
 
     def _limit(self) -> float:
         at = float_outputs(self._graph, {label: match.port for label, match in self._matches.items()})
