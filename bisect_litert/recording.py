@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
@@ -114,6 +114,10 @@ def _untold(known: Findings) -> list[str]:
     ]
 
 
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def _notes(known: Findings, where: Placement) -> list[str]:
     notes = []
     choice, found = known.choice, known.found
@@ -123,8 +127,7 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         notes.append("The GPU does not repeat itself: two runs of the shipped graph gave different bits.")
     if where.refusals and not known.refused:
         ops = "; ".join(
-            f"{r.op} ({r.reason.rstrip('.')}{': ' + ', '.join(r.blocks[:3]) if r.blocks else ''})"
-            for r in where.refusals[:6]
+            f"{r.op} ({r.reason.rstrip('.')}{': ' + _some(r.blocks) if r.blocks else ''})" for r in where.refusals[:6]
         )
         notes.append(f"Refused by the GPU delegate and run on the CPU: {ops}.")
     notes += [f"The GPU reported: {e}" for e in where.validation_errors[:2]]

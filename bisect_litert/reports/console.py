@@ -113,7 +113,8 @@ def _header(record: RunRecord, printer: _Printer, verbose: bool) -> None:
     if placement.line:
         printer.labelled("placement", placement.line)
     for refusal in placement.refusals if verbose else placement.refusals[:3]:
-        where = f" in {', '.join(refusal.blocks)}" if refusal.blocks else ""
+        named, more = (refusal.blocks, 0) if verbose else (refusal.blocks[:6], len(refusal.blocks) - 6)
+        where = f" in {', '.join(named)}{f' and {more} more' if more > 0 else ''}" if named else ""
         printer.labelled("", f"refused: {refusal.op} ×{refusal.count}{where}: {refusal.reason}")
     if len(placement.refusals) > 3 and not verbose:
         printer.labelled("", f"… {len(placement.refusals) - 3} more refused op types (-v shows them)")
