@@ -138,7 +138,8 @@ def flow(
 
     Returns:
         By tap key or output label: the taps it directly follows from, the allowance for fp16 accumulation, and the
-        number of ops.
+        number of ops. One follows from a tap, too, when it reads the inside of that tap's block past its end, as the
+        converter has it where it moves factors or joins slices.
     """
     at: dict[int, list[str]] = {}
     for tap in taps:
@@ -146,15 +147,26 @@ def flow(
             at.setdefault(tap.tensor, []).append(tap.key)
     found: dict[str, tuple[tuple[str, ...], float, int]] = {}
     seen_at: dict[int, str] = {}
-    targets = [(tap.key, tap.tensor) for tap in taps if tap.tensor >= 0] + list(outputs.items())
-    for key, tensor in targets:
+    targets = [(tap.key, tap.tensor, tap.block) for tap in taps if tap.tensor >= 0]
+    targets += [(label, tensor, OUTPUT) for label, tensor in outputs.items()]
+    made_by: dict[int, tuple[str, str]] = {}
+    """By op, the first tap that needs it, and that tap's block."""
+    for key, tensor, block in targets:
         if tensor in seen_at:
             # The same tensor under a second name adds nothing of its own.
             found[key] = ((seen_at[tensor],), 1.0, 0)
             continue
         ops = graph.inside([tensor], at)
-        parents = tuple(k for t in sorted(graph.sources([tensor], at)) for k in at.get(t, ())[-1:])
-        found[key] = (parents, allowance(graph, ops), len(ops))
+        for op in ops:
+            made_by.setdefault(op.index, (key, block))
+        parents = [k for t in sorted(graph.sources([tensor], at)) for k in at.get(t, ())[-1:]]
+        for op in ops:
+            if made_by[op.index] == (key, block):
+                makers = [
+                    made_by.get(graph.producer[t].index) for t in op.inputs if t in graph.producer and t not in at
+                ]
+                parents += [maker[0] for maker in makers if maker is not None and maker[1] != block]
+        found[key] = (tuple(dict.fromkeys(parents)), allowance(graph, ops), len(ops))
         seen_at[tensor] = key
     return found
 

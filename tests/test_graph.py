@@ -11,6 +11,8 @@ from small_models import Converted, run_cpu
 
 from bisect_litert.evaluation import TappedGraph, heal, tap_graph
 from bisect_litert.graph import TAP_PREFIX, Graph
+from bisect_litert.readings import Tap, flow
+from bisect_litert.record import TapOrigin
 
 Once = Callable[[str], Converted]
 
@@ -168,6 +170,22 @@ def test_regions_that_reach_into_one_another(converted: Once) -> None:
     tanh = graph.ops[1].outputs[0]
     editor.subgraph.operators[3].inputs[0] = tanh
     assert editor.graph().shared_insides({"b0": [b0], "b1": [b1]}, [b0, b1]) == {"b1": {"b0": {tanh}}}
+
+
+def test_a_block_that_reads_only_another_ones_inside_follows_from_it(converted: Once) -> None:
+    graph = converted("blocks").graph
+    b0, b1 = outputs_of(graph, "b0"), graph.outputs[0].tensor
+    editor = graph.edit()
+    editor.rewire(b0, graph.ops[1].outputs[0])
+    taps = [Tap(n, n, n, "Block", 1, "", (4, 16), "float32", TapOrigin.GRAPH, t) for n, t in (("b0", b0), ("b1", b1))]
+    outputs = {"output_0": b1, "output_1": graph.outputs[1].tensor}
+    links = flow(editor.graph(), taps, outputs)
+    assert {key: parents for key, (parents, _, _) in links.items()} == {
+        "b0": (),
+        "b1": ("b0",),
+        "output_0": ("b1",),
+        "output_1": ("b1",),
+    }
 
 
 def healed_blocks(case: Converted, folder: Path, *, copies: bool) -> tuple[TappedGraph, dict[int, np.ndarray]]:
