@@ -90,7 +90,7 @@ class ExportedModel:
         self._args, self._kwargs = eager.copy_inputs((tuple(args), dict(kwargs)))
         self.program = program if program is not None else self._export(module, args, kwargs)
         if decompose:
-            self.program = self._decomposed()
+            self.decompose(decompositions.table())
         first: dict[int, str] = {}
         named = list(module.named_modules(remove_duplicate=False))
         self._first_path = {path: first.setdefault(id(part), path) for path, part in named}
@@ -103,9 +103,17 @@ class ExportedModel:
         with _exporting(), lines_of_helpers():
             return torch.export.export(eager.copy_module(module), own_args, own_kwargs, strict=False)
 
-    def _decomposed(self) -> Any:
+    def decompose(self, table: Mapping[Any, Callable[..., Any]]) -> None:
+        """Takes operators apart and writes nothing in place.
+
+        Args:
+            table: What becomes of an operator; those it does not name stay whole.
+
+        Raises:
+            ExportError: torch cannot do it.
+        """
         with _exporting():
-            return self.program.run_decompositions(decompositions.table())
+            self.program = self.program.run_decompositions(dict(table))
 
     def nodes(self) -> tuple[Node, ...]:
         """Returns the operators in execution order."""

@@ -279,3 +279,10 @@ def test_a_model_that_cannot_be_exported_is_one_sentence() -> None:
     assert len(caught.value.message) < 220
     assert "\n" not in caught.value.message
     assert caught.value.hint
+
+
+def test_taking_apart_prints_nothing_of_torchs_own_deprecations(recwarn: pytest.WarningsRecorder) -> None:
+    model = ExportedModel(Inner().eval(), (torch.randn(2, 4, 8),), {}, decompose=False)
+    model.decompose({})  # copies torch's own records of the modules
+    assert [str(w.message) for w in recwarn if "LeafSpec" in str(w.message)] == []
+    assert not any("_" in node.target.split(".")[1][-1:] for node in model.nodes())  # nor is anything in place

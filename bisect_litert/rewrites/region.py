@@ -70,9 +70,9 @@ class Region:
             raise CannotRewrite(f"{self.path} is called with inputs of different shapes")
         try:
             exported = ExportedModel(self.module, self.calls[0].args, self.calls[0].kwargs, decompose=False)
+            exported.decompose({})  # nothing taken apart, nothing in place
         except BisectError as error:
             raise CannotRewrite(error.message.rstrip(".")) from error
-        exported.program = exported.program.run_decompositions({})  # nothing taken apart, nothing in place
         # Writing into an input may be seen outside or not; torch's own result tells, which is compared anyway.
         allowed = ("USER_OUTPUT", "USER_INPUT_MUTATION")
         if any(s.kind.name not in allowed for s in exported.program.graph_signature.output_specs):
