@@ -102,6 +102,6 @@ def test_the_gpu_is_right(tmp_path: Path) -> None:
 
 def test_what_stays_in_range_is_left_alone() -> None:
     x = torch.randn(1, 4, 16)
-    assert [name for name, f in CASES.items() if "small" not in name and proposals("exponentials", Part(f), x)] == []
-    for function in (lambda x: exp(x * 5), lambda x: exp(x * 5) * x, lambda x: torch.log(x.abs() + 1)):
-        assert proposals("exponentials", Part(function), x) == []
+    functions = [function for name, function in CASES.items() if "small" not in name]
+    functions += [lambda x: exp(x * 5), lambda x: exp(x * 5) * x, lambda x: torch.log(x.abs() + 1)]
+    assert proposals("exponentials", Part(lambda x: tuple(function(x) for function in functions)), x) == []

@@ -103,7 +103,7 @@ def test_what_does_not_cancel_is_left_alone() -> None:
         assert proposals("cancelling", Part(function), x) == []
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     factors=st.lists(st.integers(-300, 300), min_size=1, max_size=3),
     divisor=st.sampled_from([2, 3, 7, 16, 128]),
@@ -161,6 +161,7 @@ class Waves(nn.Module):
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 @settings(deadline=None, max_examples=5)
 @given(first=st.integers(0, 200_000))
+@example(first=131_048)
 def test_angles_of_integer_positions(how: str, kind: torch.dtype, first: int) -> None:
     positions = torch.arange(first, first + 16, dtype=kind)[None]
     module = Waves(how).eval()
@@ -168,7 +169,9 @@ def test_angles_of_integer_positions(how: str, kind: torch.dtype, first: int) ->
     f = torch.tensor([0.37], dtype=torch.float64) if how == "number" else FREQUENCIES.float().double()
     exact = positions[..., None].double() * (1 / (1.0 / f).float().double() if how == "quotient" else f)
     exact = torch.cat((exact, exact), -1)
-    assert (new(positions) - (exact.cos() + 2 * exact.sin())).abs().max() < 2e-6 + first * 2 * math.pi * 2.0**-32
+    # A factor is off by half a part of 2^-32 turns at most, and cos + 2 sin has a slope of sqrt(5) at most.
+    bound = 2e-6 + math.sqrt(5) * (first + 16) * math.pi * 2.0**-32
+    assert (new(positions) - (exact.cos() + 2 * exact.sin())).abs().max() < bound
 
 
 def test_the_gpu_takes_integer_angles(tmp_path: Path) -> None:
