@@ -42,7 +42,7 @@ from bisect_litert.healing import investigate
 from bisect_litert.inside import Tools, look_inside
 from bisect_litert.job_queue import JobQueue
 from bisect_litert.jobs import JobResult
-from bisect_litert.judging import Findings, block_ops, judge, settle_death, settle_taps
+from bisect_litert.judging import Findings, block_ops, judge, settle_death, settle_invalid, settle_taps
 from bisect_litert.pricing import Pricer, Scene
 from bisect_litert.readings import OUTPUT, Forward, flow, furthest, measure_without_forcing
 from bisect_litert.record import Artefact, Cause, Culprit, RunName, RunRecord, Verdict
@@ -332,7 +332,7 @@ class _Bisection:
             with self._stage("search"):
                 self.known.found = investigate(case)
             self.known.add_results(self.known.found.results)
-            if controls is not None:
+            if controls is not None and not settle_invalid(self.known, controls):
                 settle_taps(self.known, controls)
             if self.known.found.culprits:
                 with self._stage("look inside"):

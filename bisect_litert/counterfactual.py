@@ -38,6 +38,9 @@ class Control:
     """Whether the runtime crashed or ran out of time."""
     split: bool = False
     """Whether the graph was split, since the runtime has no switch."""
+    invalid: str = ""
+    """The GPU's first complaint about the commands it was given; what such a run returns is worthless. Empty when it
+    had none, or the graph was split."""
     there: Comparison | None = None
     """Where it was split, the GPU's tensor against the right one; None when nobody looked."""
 
@@ -207,12 +210,14 @@ class Controls:
         split: bool = False,
         there: Comparison | None = None,
     ) -> Control:
+        said = placement.read(result.log_text, 0).validation_errors if result else ()
         return Control(
             {k: compare(reference=self._truth[k], target=v) for k, v in outputs.items() if v.dtype.kind == "f"},
             result is None or result.ok,
             result.detail if result else "",
             result is not None and result.status in (CRASHED, TIMED_OUT),
             split,
+            said[0] if said else "",
             there,
         )
 

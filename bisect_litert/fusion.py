@@ -101,6 +101,52 @@ def localise_death(
     )
 
 
+def localise_invalid(
+    controls: Controls, graph: Graph, block_ops: Mapping[str, Sequence[Op]], ends: Iterable[int], limit: float
+) -> Culprit | None:
+    """Finds the op whose commands the GPU refuses, with which it drops all others handed in together with them.
+
+    So every tensor of such a run is void, that of the first op too, and none tells where it went wrong.
+
+    Args:
+        controls: Control runs of the shipped graph.
+        graph: That graph.
+        block_ops: The ops of each block.
+        ends: The blocks' output tensors.
+        limit: Relative L2 error from which an output is wrong.
+
+    Returns:
+        The culprit; None when the GPU takes the commands, or the outputs are right all the same, or no op could be
+        told from the others.
+    """
+    whole = controls.without(())
+    if not whole.invalid or whole.right(limit):
+        return None
+    index = controls.first(graph.ops, lambda control: bool(control.invalid) if control.ok else None, ends)
+    here = controls.up_to(index) if index is not None else None
+    if index is None or here is None or not here.invalid:
+        return None
+    op, block = graph.ops[index], _block_of(index, block_ops)
+    before = "with one op less it does not" if index else "it is the first op"
+    evidence = (
+        f"The GPU refuses commands it is given ({whole.invalid.rstrip('.')}) and drops all that came with them, so "
+        "nothing that the run returns was computed.",
+        f"With {_up_to(here, index)} on the GPU and the rest on the CPU it does so too, {before}: {op.type} "
+        f"(op {index}) is what it refuses.",
+    )
+    proof = right_without(f"only op {index}", [index], controls, limit)
+    return Culprit(
+        block,
+        Cause.WRONG_KERNEL,
+        "",
+        evidence,
+        diagnosis.advice(Cause.WRONG_KERNEL, ""),
+        op=index,
+        region=(index, index),
+        proof=proof,
+    )
+
+
 def localise_refusal(controls: Controls, graph: Graph, ends: Iterable[int]) -> tuple[Op, bool] | None:
     """Finds the op that the delegate takes and then cannot build, so that nothing runs.
 

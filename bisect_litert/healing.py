@@ -41,7 +41,8 @@ class Found:
     lost: list[Culprit] = field(default_factory=list)
     """Blocks that lose digits or flush small numbers while every model output stays in line: notes."""
     unsettled: frozenset[str] = frozenset()
-    """Blocks that are wrong behind a culprit and could not be looked at with the culprit healed."""
+    """Blocks that are wrong behind a culprit and could not be looked at with the culprit healed, or in a run that
+    tells nothing of any block."""
     compounding: bool = False
     healed_right: bool = False
     """Whether every output is in line once the culprits are healed, or nothing lies behind them."""

@@ -195,6 +195,25 @@ def settle_death(known: Findings, controls: Controls) -> None:
     known.found.culprits = [culprit] if culprit is not None else []
 
 
+def settle_invalid(known: Findings, controls: Controls) -> bool:
+    """Looks for the op whose commands the GPU refuses, and so drops the whole run: no tap tells anything then.
+
+    Returns:
+        Whether it was found; it is the only culprit that can be told.
+    """
+    seen = log_findings(known)
+    if seen is None or not seen[0].validation_errors or known.graph is None:
+        return False
+    limit = known.settings.output_limit
+    refused = fusion.localise_invalid(controls, known.graph, block_ops(known), _ends(known), limit)
+    if refused is None or not refused.block:
+        return False
+    known.found.culprits, known.found.compounding, known.found.healed = [refused], False, ""
+    known.found.scenes.clear()
+    known.found.unsettled = frozenset(t.block for t in known.taps)
+    return True
+
+
 def settle_taps(known: Findings, controls: Controls) -> None:
     """Settles a disagreement between tapped and shipped graph: the shipped graph's outputs have the last word.
 

@@ -100,6 +100,17 @@ def test_what_reads_a_culprits_inside_past_its_end_is_no_culprit() -> None:
     assert [c.hidden for c in record.culprits] == [False, True]
 
 
+def test_a_run_that_the_gpu_drops_is_laid_to_the_op_whose_commands_it_refuses() -> None:
+    # Two channels to a group: the delegate binds an empty buffer, and the GPU drops the whole run without an error.
+    model = chain(nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, groups=3), nn.Conv2d(6, 6, 3, padding=1))
+    record = on_gpu(model, numbers(1, 6, 8, 8))
+    assert found(record) == [("1", Cause.WRONG_KERNEL)]
+    (culprit,) = record.culprits
+    assert "refuses" in culprit.evidence[0]
+    assert "every output is right" in culprit.proof[0]
+    assert [b.mark for b in record.blocks] == [Mark.UNKNOWN, Mark.CULPRIT, Mark.UNKNOWN]
+
+
 def test_overflow_on_the_gpu_and_what_it_hid() -> None:
     model = chain(Block(16), Norm(1e4), Block(16), Norm(1e4), Block(16))
     record = on_gpu(model, numbers(2, 6, 16))
