@@ -294,6 +294,10 @@ class _Bisection:
                     f"The tapped graph has no result: {choice.why_not}",
                     hint="Run the entries of the export on the device, bring the results back, and ingest them.",
                 )
+            if not choice.agrees and tapped.shipped is not None:
+                # What a second conversion no longer folds may leave the range in between, or come right.
+                self._measure(plain, inputs, self._as_shipped(shown, tapped.shipped), place, None)
+                return
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
             self.known.notes.append(f"{choice.why_not} {_STAND_IN[self.request.fp32]} stands in for the GPU.")
@@ -342,6 +346,18 @@ class _Bisection:
                 settle_taps(self.known, controls)
         self.known.verdict = judge(self.known)
         self._keep_reproductions(tapped)
+
+    def _as_shipped(self, shown: Located, shipped: tapping.Tapping) -> Located:
+        """Gives up the taps that only a second conversion has."""
+        self.known.taps = list(shipped.taps)
+        had = {t.key for t in shipped.taps if t.tensor >= 0}
+        lost = dict.fromkeys(t.block for t in shown.tapping.taps if t.tensor >= 0 and t.key not in had)
+        self.known.notes.append(
+            "Tapped in a second conversion, which the tensors of "
+            f"{', '.join(lost) or 'these blocks'} take, the model comes out differently on the GPU than it does as it "
+            "ships. So they are left untapped."
+        )
+        return replace(shown, tapping=shipped)
 
     def _look_inside(self, case: Investigation, controls: Controls | None) -> None:
         """Drives each culprit down to its op and line, and proves it by keeping it off the GPU."""

@@ -33,6 +33,8 @@ class Tapping:
     values: Mapping[int, np.ndarray]
     """CPU values of the graph's tensors, by index."""
     notes: tuple[str, ...] = ()
+    shipped: Tapping | None = None
+    """Where the graph is that of a second conversion: the taps that the graph that ships has."""
 
     @property
     def tame(self) -> frozenset[int]:

@@ -111,6 +111,21 @@ def test_a_run_that_the_gpu_drops_is_laid_to_the_op_whose_commands_it_refuses() 
     assert [b.mark for b in record.blocks] == [Mark.UNKNOWN, Mark.CULPRIT, Mark.UNKNOWN]
 
 
+def test_what_only_a_second_conversion_does_is_not_held_against_the_model() -> None:
+    # The converter folds the norm into the convolution, whose own result would leave the range. Tapping it between
+    # the two takes a conversion in which they stay apart.
+    large, norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+    model = chain(nn.Conv2d(4, 4, 3, padding=1), large, norm, nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    with torch.no_grad():
+        large.weight.mul_(4e5)
+        norm.running_var.fill_(1.6e11)
+    record = on_gpu(model, numbers(1, 4, 8, 8))
+    assert (record.verdict.cause, record.verdict.diverged, found(record)) == (Cause.NONE, False, [])
+    assert "second conversion" in " ".join(record.verdict.notes)
+    marks = {b.name: b.mark for b in record.blocks}
+    assert (marks["1"], marks["3"]) == (Mark.UNTAPPED, Mark.OK)
+
+
 def test_overflow_on_the_gpu_and_what_it_hid() -> None:
     model = chain(Block(16), Norm(1e4), Block(16), Norm(1e4), Block(16))
     record = on_gpu(model, numbers(2, 6, 16))

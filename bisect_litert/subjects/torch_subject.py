@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,7 @@ class TorchSubject:
         taps = tapping.locate(
             plain, truth.points, truth.taps, values, tolerance, returned=self._returned(plain, outputs)
         )
+        shipped = tapping.Tapping(plain, taps, outputs, values)
         absent = tapping.missing(taps)
         if self.request.tap == "reexport":
             absent = [p.key for p in truth.points if truth.taps[p.key].dtype == np.float32 and truth.taps[p.key].size]
@@ -199,8 +201,8 @@ class TorchSubject:
                 taps = tapping.locate(
                     graph, truth.points, truth.taps, values, tolerance, known, self._returned(graph, outputs)
                 )
-                return tapping.Tapping(graph, taps, outputs, values)
-        return tapping.Tapping(plain, taps, outputs, values, tuple(notes))
+                return tapping.Tapping(graph, taps, outputs, values, shipped=shipped)
+        return replace(shipped, notes=tuple(notes))
 
     def _returned(self, graph: Graph, outputs: Mapping[str, str]) -> dict[int, np.ndarray]:
         """What the model returns in PyTorch, by output tensor of the graph; an output that is an input is left out."""
