@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bisect_litert.bundling import Wishes, make_bundle
+from bisect_litert.bundles.bundling import Wishes, make_bundle
+from bisect_litert.bundles.reproduction import MAX_CULPRITS
 from bisect_litert.errors import BisectError
 from bisect_litert.record import RunRecord
-from bisect_litert.reproduction import MAX_CULPRITS
 
 
 def measure(run: Path, number: int, out: Path, python: str) -> dict[str, Any]:

@@ -26,8 +26,10 @@ from faulty_gpu import Fault, FaultyGpu
 from small_models import numbers
 from test_healing import BLOCKS, WIDTH, dag
 
-from bisect_litert import bisect, machines, stored_conversion
-from bisect_litert.graph import Graph
+from bisect_litert import bisect
+from bisect_litert.devices import machines
+from bisect_litert.graphs import stored_conversion
+from bisect_litert.graphs.graph import Graph
 
 KINDS = ("noise", "nan", "zeros", "scale", "swap", "unwritten", "crash", "hang")
 

@@ -64,7 +64,7 @@ class Row:
 
 def fix_case(folder: Path, name: str, out: Path) -> list[Row]:
     """Bisects a case and fixes it; leaves what a user would get."""
-    import bisect_litert.preparation as preparation
+    import bisect_litert.models.preparation as preparation
     from bisect_litert.bisection import bisect_loaded
     from bisect_litert.fixing.engine import fix
     from bisect_litert.fixing.folder import leave
@@ -121,7 +121,7 @@ def fix_case(folder: Path, name: str, out: Path) -> list[Row]:
 
 def check_case(folder: Path, name: str, out: Path) -> str:
     """Applies what a fix saved to a freshly loaded model."""
-    import bisect_litert.preparation as preparation
+    import bisect_litert.models.preparation as preparation
     from bisect_litert.fixing.check import check
 
     zoo = load_zoo(folder)

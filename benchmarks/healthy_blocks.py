@@ -46,9 +46,9 @@ QUANTITIES = {
 
 def fp32_costs(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], seed: int) -> dict[str, tuple[float, float]]:
     """Local and cumulative relative L2 error of torch in fp32 against fp64, by block."""
-    from bisect_litert import blocks, model_file
-    from bisect_litert.metrics import compare
-    from bisect_litert.reference import TorchReference
+    from bisect_litert.measuring.metrics import compare
+    from bisect_litert.models import blocks, model_file
+    from bisect_litert.models.reference import TorchReference
 
     loaded = model_file.prepare(model, dict(inputs), seed, label="healthy")
     reference = TorchReference(loaded.module, loaded.args, loaded.kwargs, blocks.select(loaded.module, PATTERNS), seed)
@@ -106,10 +106,10 @@ def measure(names: Sequence[str], seed: int) -> tuple[list[dict[str, Any]], dict
 
 
 def _row(block: Any, target: Any, settings: Any, fp32_cost: float, fp32_total: float) -> dict[str, Any]:
-    from bisect_litert.culprits import Reading, limit
-    from bisect_litert.metrics import FP16_UNIT
+    from bisect_litert.measuring.metrics import FP16_UNIT
     from bisect_litert.record import RunName
-    from bisect_litert.tapping import LOOSEST, TIGHTEST
+    from bisect_litert.search.culprits import Reading, limit
+    from bisect_litert.taps.tapping import LOOSEST, TIGHTEST
 
     def local(run: Any) -> Any:
         errors = block.errors.get(run)

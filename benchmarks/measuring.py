@@ -110,7 +110,7 @@ def bisect(model: str, blocks: str, *options: str, environment: Mapping[str, str
 def about(adapter: str = "") -> dict[str, Any]:
     """Versions, cores, adapter, and how busy the machine was: what a number depends on."""
     sys.path.insert(0, str(ROOT))
-    from bisect_litert import environment
+    from bisect_litert.records import environment
 
     return {**environment.describe(), "cores": os.cpu_count(), "adapter": adapter, "load": round(os.getloadavg()[0], 1)}
 

@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import measuring
-from bisect_litert.metrics import compare, compare_by_scale
+from bisect_litert.measuring.metrics import compare, compare_by_scale
 
 LEAST = 0.05
 """Seconds that one sample takes at least: what is over too soon is repeated."""

@@ -44,12 +44,12 @@ import numpy as np
 from pathlib import Path
 start = time.perf_counter()
 import torch, litert_torch
-from bisect_litert import model_file
+from bisect_litert.models import model_file
 loaded = model_file.load(sys.argv[1])
 took = {"imports": time.perf_counter() - start}
-from bisect_litert.conversion import convert, input_names
-from bisect_litert.jobs import Job
-from bisect_litert.runners import Runner
+from bisect_litert.graphs.conversion import convert, input_names
+from bisect_litert.devices.jobs import Job
+from bisect_litert.devices.runners import Runner
 folder = Path(sys.argv[2])
 with Runner(folder / "parts") as runner:
     runner.warm_up()

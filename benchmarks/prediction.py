@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bisect_litert.blocks import select
-from bisect_litert.prediction import predict
+from bisect_litert.models.blocks import select
+from bisect_litert.programs.prediction import predict
 
 
 def wanted(case: Mapping[str, Any]) -> list[str]:

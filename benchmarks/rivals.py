@@ -54,7 +54,7 @@ def model_spec(depth: int) -> str:
 
 
 def _wrong(reference: Any, target: Any) -> bool:
-    from bisect_litert.metrics import compare
+    from bisect_litert.measuring.metrics import compare
 
     found = compare(reference=reference, target=target)
     return not found.finite_agreement or isnan(found.relative_l2) or found.relative_l2 > WRONG
@@ -67,8 +67,8 @@ def reexport(depth: int) -> dict[str, Any]:
     import torch
 
     from benchmarks.speed_models import transformer
-    from bisect_litert.jobs import Job
-    from bisect_litert.runners import Runner
+    from bisect_litert.devices.jobs import Job
+    from bisect_litert.devices.runners import Runner
 
     class Prefix(torch.nn.Module):
         def __init__(self, whole: Any, count: int) -> None:
@@ -117,10 +117,10 @@ def prefixes(depth: int) -> dict[str, Any]:
     import litert_torch
 
     from benchmarks.speed_models import transformer
-    from bisect_litert.cutting import compact, cut
-    from bisect_litert.graph import Graph
-    from bisect_litert.jobs import Job
-    from bisect_litert.runners import Runner
+    from bisect_litert.devices.jobs import Job
+    from bisect_litert.devices.runners import Runner
+    from bisect_litert.graphs.cutting import compact, cut
+    from bisect_litert.graphs.graph import Graph
 
     model, inputs = transformer(depth, fault=fault_of(depth))
     with tempfile.TemporaryDirectory() as folder, Runner(Path(folder)) as runner:

@@ -152,9 +152,9 @@ def ship(module: Any, inputs: Any, out: Path) -> tuple[Path, Path]:
     """Converts a model and returns the file and an .npz of its inputs, by signature name, beside the run folder."""
     import numpy as np
 
-    from bisect_litert.conversion import input_names
-    from bisect_litert.model_file import prepare
-    from bisect_litert.stored_conversion import Converter
+    from bisect_litert.graphs.conversion import input_names
+    from bisect_litert.graphs.stored_conversion import Converter
+    from bisect_litert.models.model_file import prepare
 
     loaded = prepare(module, inputs, label="case")
     file, sample = out.with_suffix(".tflite"), out.with_suffix(".npz")
@@ -329,8 +329,8 @@ def run_all(names: Sequence[str], cases: Mapping[str, Any], args: argparse.Names
 
 def resolve(asked: str) -> str:
     """The interpreter for a version of ai-edge-litert, or for an interpreter's path."""
-    from bisect_litert import runtimes
     from bisect_litert.errors import BisectError
+    from bisect_litert.versions import runtimes
 
     try:
         return runtimes.resolve(asked, lambda said: print(f"zoo: {said}", file=sys.stderr)).python

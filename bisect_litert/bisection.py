@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from bisect_litert import machines, model_file, reproduction, run_folder, tapping
-from bisect_litert.blame import Investigation
-from bisect_litert.confidence import Circumstances
-from bisect_litert.counterfactual import Controls
+from bisect_litert.bundles import reproduction
+from bisect_litert.devices import machines
+from bisect_litert.devices.job_queue import JobQueue
+from bisect_litert.devices.jobs import JobResult
 from bisect_litert.errors import BisectError, UnansweredError
-from bisect_litert.evaluation import (
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.evaluation import (
     CPU,
     GPU,
     HALF,
@@ -36,21 +37,24 @@ from bisect_litert.evaluation import (
     start_untapped,
     tap_graph,
 )
-from bisect_litert.gate import choose_taps
-from bisect_litert.graph import Graph
-from bisect_litert.healing import investigate
-from bisect_litert.inside import Tools, look_inside
-from bisect_litert.job_queue import JobQueue
-from bisect_litert.jobs import JobResult
-from bisect_litert.judging import Findings, block_ops, judge, settle_death, settle_invalid, settle_taps
-from bisect_litert.pricing import Pricer, Scene
-from bisect_litert.readings import OUTPUT, Forward, flow, furthest, measure_without_forcing
+from bisect_litert.measuring.readings import OUTPUT, Forward, flow, furthest, measure_without_forcing
+from bisect_litert.models import model_file
 from bisect_litert.record import Artefact, Cause, Culprit, RunName, RunRecord, Verdict
-from bisect_litert.recording import write_record
+from bisect_litert.records import run_folder
+from bisect_litert.records.recording import write_record
 from bisect_litert.reports.drawing import Drawer
 from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress
+from bisect_litert.search.blame import Investigation
+from bisect_litert.search.counterfactual import Controls
+from bisect_litert.search.healing import investigate
+from bisect_litert.search.inside import Tools, look_inside
+from bisect_litert.search.pricing import Pricer, Scene
 from bisect_litert.subjects import Located, Subject, Workplace
 from bisect_litert.subjects.opening import of_module, open_subject
+from bisect_litert.taps import tapping
+from bisect_litert.taps.gate import choose_taps
+from bisect_litert.verdicts.confidence import Circumstances
+from bisect_litert.verdicts.judging import Findings, block_ops, judge, settle_death, settle_invalid, settle_taps
 
 _STAND_IN = {False: "The emulated fp16 run", True: "The run on the CPU"}
 

@@ -22,7 +22,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Conve
             import torch
             from small_models import MODELS, Converted
 
-            from bisect_litert.conversion import convert
+            from bisect_litert.graphs.conversion import convert
 
             folder = tmp_path_factory.mktemp(name)
             make, args = MODELS[name]
@@ -40,8 +40,8 @@ def interpreter() -> Callable[[str], str]:
     """Returns a function that gives an interpreter with a version of ai-edge-litert, "" for the installed one."""
 
     def resolve(version: str) -> str:
-        from bisect_litert import runtimes
         from bisect_litert.errors import RunnerError
+        from bisect_litert.versions import runtimes
 
         if not version:
             return sys.executable

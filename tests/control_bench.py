@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.counterfactual import Controls
-from bisect_litert.evaluation import CPU, GPU, Evaluator, TappedGraph
-from bisect_litert.graph import Graph
-from bisect_litert.job_queue import JobQueue
-from bisect_litert.jobs import Job, JobResult
-from bisect_litert.runners import Runner
+from bisect_litert.devices.job_queue import JobQueue
+from bisect_litert.devices.jobs import Job, JobResult
+from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.evaluation import CPU, GPU, Evaluator, TappedGraph
+from bisect_litert.search.counterfactual import Controls
 
 
 class Deaf(Runner):

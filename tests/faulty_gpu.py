@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.counterfactual import END, EXCLUDE
-from bisect_litert.emulation import Rounding, emulate
-from bisect_litert.graph import COPY_SUFFIX, TAP_PREFIX, Graph
-from bisect_litert.jobs import CRASHED, TIMED_OUT, Job, JobResult
-from bisect_litert.runners import Runner
+from bisect_litert.devices.jobs import CRASHED, TIMED_OUT, Job, JobResult
+from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.emulation import Rounding, emulate
+from bisect_litert.graphs.graph import COPY_SUFFIX, TAP_PREFIX, Graph
+from bisect_litert.search.counterfactual import END, EXCLUDE
 
 LOG = (Path(__file__).parent / "data" / "whole.log").read_text(encoding="utf-8")
 """What the delegate prints when everything runs on the GPU."""

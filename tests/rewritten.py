@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from bisect_litert import placement
-from bisect_litert.conversion import convert, input_names
-from bisect_litert.jobs import Job
+from bisect_litert.devices import placement
+from bisect_litert.devices.jobs import Job
+from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.conversion import convert, input_names
 from bisect_litert.rewrites.catalogue import rewrites
 from bisect_litert.rewrites.contract import Replacement
 from bisect_litert.rewrites.region import Call, Region
-from bisect_litert.runners import Runner
 
 
 class Part(nn.Module):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import sample_record as sample
 
-from bisect_litert.metrics import compare
+from bisect_litert.measuring.metrics import compare
 from bisect_litert.record import (
     Culprit,
     Mark,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bisect_litert.graph import Graph
+from bisect_litert.graphs.graph import Graph
 
 
 class Block(nn.Module):

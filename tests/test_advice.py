@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert import advice, placement
-from bisect_litert.advice import Entry, Query
+from bisect_litert.devices import placement
 from bisect_litert.record import Cause
+from bisect_litert.verdicts import advice
+from bisect_litert.verdicts.advice import Entry, Query
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = advice.entries()
@@ -194,9 +195,9 @@ def test_a_misspelt_key_in_the_data_is_an_error(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_table_in_the_docs_is_up_to_date() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "bisect_litert.advice"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "bisect_litert.verdicts.advice"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert (ROOT / "docs/advice.md").read_text(encoding="utf-8") == printed, (
-        "run: python -m bisect_litert.advice > docs/advice.md"
+        "run: python -m bisect_litert.verdicts.advice > docs/advice.md"
     )
     assert all(entry.rewrite in printed.replace("\\|", "|") for entry in ENTRIES)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from bisect_litert import blocks, eager, model_file
 from bisect_litert.errors import InputsError, ModelFileError
+from bisect_litert.models import blocks, eager, model_file
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"
 

@@ -12,10 +12,10 @@ from ai_edge_litert.interpreter import Interpreter
 from small_models import numbers
 from torch import nn
 
-from bisect_litert.conversion import convert
-from bisect_litert.cutting import compact
-from bisect_litert.graph import Graph
-from bisect_litert.shape_rules import read_axes
+from bisect_litert.graphs.conversion import convert
+from bisect_litert.graphs.cutting import compact
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.shape_rules import read_axes
 
 
 class Attention(nn.Module):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from bisect_litert.blocks import ROOT, Block, list_blocks, select
 from bisect_litert.errors import BlockSelectionError, ExitCode, InputsError
-from bisect_litert.preparation import prepare
+from bisect_litert.models.blocks import ROOT, Block, list_blocks, select
+from bisect_litert.models.preparation import prepare
 
 
 class Layer(nn.Module):

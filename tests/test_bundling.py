@@ -19,18 +19,19 @@ from small_models import Block, numbers
 from test_bisection import Norm, Resize, Table, chain
 from torch import nn
 
-from bisect_litert import bisect, papers, privacy, repro_script
-from bisect_litert.bundling import Bundle, HealthyError, Wishes, make_bundle
+from bisect_litert import bisect
+from bisect_litert.bundles import papers, privacy, repro_script
+from bisect_litert.bundles.bundling import Bundle, HealthyError, Wishes, make_bundle
+from bisect_litert.bundles.far_reenacting import run_elsewhere
+from bisect_litert.bundles.replaying import replay
+from bisect_litert.bundles.reproduction import Reproduction
+from bisect_litert.bundles.shrinking import Shrinker, Shrunk
 from bisect_litert.cli import main
+from bisect_litert.devices.runners import Runner
 from bisect_litert.errors import BisectError, RunFolderError, UsageError
-from bisect_litert.far_reenacting import run_elsewhere
-from bisect_litert.graph import Graph
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.programs.torch_source import Twin
 from bisect_litert.record import Cause, RunRecord, Verdict
-from bisect_litert.replaying import replay
-from bisect_litert.reproduction import Reproduction
-from bisect_litert.runners import Runner
-from bisect_litert.shrinking import Shrinker, Shrunk
-from bisect_litert.torch_source import Twin
 
 SECRET = ("jdoe", "build-07")
 

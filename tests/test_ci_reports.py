@@ -13,7 +13,7 @@ import pytest
 import sample_record
 import sample_run
 
-from bisect_litert.metrics import compare
+from bisect_litert.measuring.metrics import compare
 from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.reports import accuracy_csv, junit, overlay, sarif
 from bisect_litert.reports.outcome import exit_code

@@ -16,10 +16,11 @@ import pytest
 import sample_record as sample
 from click.testing import CliRunner
 
-from bisect_litert import cli, run_folder
+from bisect_litert import cli
 from bisect_litert.errors import ConversionError, ExitCode, RunFolderError
-from bisect_litert.fix_record import FixRecord
 from bisect_litert.record import RunRecord
+from bisect_litert.records import run_folder
+from bisect_litert.records.fix_record import FixRecord
 from bisect_litert.reports import UnwrittenError, markdown, write_all
 from bisect_litert.request import BisectRequest, BlockLine, Interrupted
 
@@ -433,7 +434,7 @@ def test_a_real_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
         import signal, sys, time, types
         # A background job of a shell is started with Ctrl-C ignored; this one is not to be.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        from bisect_litert import run_folder
+        from bisect_litert.records import run_folder
         fake = types.ModuleType("bisect_litert.bisection")
         def run_bisection(request, on_progress):
             folder = run_folder.create(request.out, "m", False)

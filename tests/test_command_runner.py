@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert import runners
-from bisect_litert.command_runner import CommandRunner, parse_command
+from bisect_litert.devices import runners
+from bisect_litert.devices.command_runner import CommandRunner, parse_command
+from bisect_litert.devices.jobs import Job, JobResult
 from bisect_litert.errors import RunnerError, UsageError
-from bisect_litert.jobs import Job, JobResult
 
 DATA = Path(__file__).parent / "data"
 ODD = f"{sys.executable} {DATA / 'odd_command.py'}"

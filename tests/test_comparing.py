@@ -8,8 +8,8 @@ import pytest
 import sample_record as sample
 from rich.console import Console
 
-from bisect_litert.comparing import Change, compare_runs, headline
 from bisect_litert.record import Cause, Culprit, Placement, RunRecord
+from bisect_litert.records.comparing import Change, compare_runs, headline
 from bisect_litert.reports import diff as report
 
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.file_proxy import FileProxy
 from torch import nn
 
-from bisect_litert.conversion import _explain, convert, input_names, quiet
 from bisect_litert.errors import ConversionError
+from bisect_litert.graphs.conversion import _explain, convert, input_names, quiet
 
 
 def ports(*names: str) -> Any:
@@ -115,7 +115,7 @@ def test_half_precision_is_told_what_to_do() -> None:
 def test_chatter_goes_to_the_file_down_to_the_descriptors(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "c.log"
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom bisect_litert.conversion import quiet\n"
+        "import os, sys\nfrom pathlib import Path\nfrom bisect_litert.graphs.conversion import quiet\n"
         "print('before')\n"
         f"with quiet(Path({str(log)!r})):\n"
         "    print('python'); os.write(1, b'one\\n'); os.write(2, b'two\\n'); sys.stderr.write('err\\n')\n"

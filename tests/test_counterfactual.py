@@ -20,11 +20,11 @@ from test_healing import BLOCKS, WIDTH, dag
 from test_inside import Conv, Mask, Mlp, PaddedPool, Scores
 from torch import nn
 
-from bisect_litert.conversion import convert
-from bisect_litert.counterfactual import Control, first_upstream, first_wrong
-from bisect_litert.graph import Graph
-from bisect_litert.metrics import compare
-from bisect_litert.runners import Runner
+from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.conversion import convert
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.metrics import compare
+from bisect_litert.search.counterfactual import Control, first_upstream, first_wrong
 
 LIMIT = 1e-2
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from bisect_litert.culprits import (
+from bisect_litert.measuring.metrics import FP16_UNIT, compare
+from bisect_litert.record import Cause, Comparison, Settings
+from bisect_litert.search.culprits import (
     Reading,
     amplification,
     cause_of,
@@ -26,8 +28,6 @@ from bisect_litert.culprits import (
     out_of_line,
     upstream,
 )
-from bisect_litert.metrics import FP16_UNIT, compare
-from bisect_litert.record import Cause, Comparison, Settings
 
 SETTINGS = Settings()
 TRUTH = np.random.default_rng(0).standard_normal(400)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
-from bisect_litert.cutting import boundary, compact, constant_bytes, cut, sinks
-from bisect_litert.graph import Graph
+from bisect_litert.graphs.cutting import boundary, compact, constant_bytes, cut, sinks
+from bisect_litert.graphs.graph import Graph
 
 MLP = Path(__file__).parent / "data" / "mlp.tflite"
 

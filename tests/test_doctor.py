@@ -17,13 +17,14 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from bisect_litert import doctor, runtimes
-from bisect_litert.checkup import Check, Checkup, State
+from bisect_litert import doctor
 from bisect_litert.cli import main
+from bisect_litert.devices.jobs import JobResult
 from bisect_litert.doctor import adapters, installed, places, self_test
-from bisect_litert.jobs import JobResult
+from bisect_litert.records.checkup import Check, Checkup, State
 from bisect_litert.reports.checkup import render_check, render_end
-from bisect_litert.runtimes import Runtime
+from bisect_litert.versions import runtimes
+from bisect_litert.versions.runtimes import Runtime
 
 LOGS = Path(__file__).parent / "data"
 WHOLE = (LOGS / "whole.log").read_text(encoding="utf-8")
@@ -224,7 +225,7 @@ def test_its_two_models_are_one() -> None:
 
     from small_models import run_cpu
 
-    from bisect_litert.graph import Graph
+    from bisect_litert.graphs.graph import Graph
 
     spec = importlib.util.spec_from_file_location("self_test_model", self_test.DATA / "self_test.py")
     assert spec is not None

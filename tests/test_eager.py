@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bisect_litert import eager
+from bisect_litert.models import eager
 
 
 class Stateful(nn.Module):
@@ -165,6 +165,7 @@ def test_seed_all() -> None:
 def test_structure_and_eager_import_without_torch() -> None:
     import subprocess
 
-    code = "import sys, bisect_litert.structure, bisect_litert.eager, bisect_litert.blocks, bisect_litert.reference; "
-    code += "import bisect_litert.model_file; sys.exit('torch' in sys.modules)"
+    modules = ("structure", "eager", "blocks", "reference", "model_file")
+    code = "".join(f"import bisect_litert.models.{name}; " for name in modules)
+    code += "import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,9 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from small_models import Converted, CpuRun, run_cpu, run_xnnpack
 
-from bisect_litert.emulation import SPLIT_LIMIT, Rounding, accumulation_length, allowance, emulate, round_array
-from bisect_litert.graph import Graph
-from bisect_litert.metrics import FP16_UNIT, compare
+from bisect_litert.graphs.emulation import SPLIT_LIMIT, Rounding, accumulation_length, allowance, emulate, round_array
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.metrics import FP16_UNIT, compare
 
 Once = Callable[[str], Converted]
 HALF, SIGNIFICAND = Rounding.HALF, Rounding.SIGNIFICAND

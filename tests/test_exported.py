@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bisect_litert import eager, structure
-from bisect_litert.emulation import Rounding, round_array
 from bisect_litert.errors import BisectError, ExportError
-from bisect_litert.exported import ExportedModel, Node
+from bisect_litert.graphs.emulation import Rounding, round_array
+from bisect_litert.models import eager, structure
+from bisect_litert.programs.exported import ExportedModel, Node
 
 
 def line_of(text: str) -> int:

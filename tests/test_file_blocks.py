@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert import op_ranges
 from bisect_litert.errors import BlockSelectionError
-from bisect_litert.file_blocks import list_lines, read_blocks, taps_of
-from bisect_litert.graph import Graph
+from bisect_litert.files import op_ranges
+from bisect_litert.files.file_blocks import list_lines, read_blocks, taps_of
+from bisect_litert.graphs.graph import Graph
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"
 

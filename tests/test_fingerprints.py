@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
-from bisect_litert.fingerprints import FLOAT32_MAX, Fingerprints, distance, fingerprint, similar
-from bisect_litert.pieces import PIECE, flat_pieces, pairs
+from bisect_litert.measuring.pieces import PIECE, flat_pieces, pairs
+from bisect_litert.taps.fingerprints import FLOAT32_MAX, Fingerprints, distance, fingerprint, similar
 
 FLOATS = numpy_strategies.arrays(
     np.float32, numpy_strategies.array_shapes(max_dims=4, max_side=6), elements=st.floats(width=32)

@@ -16,15 +16,16 @@ import torch
 from torch import nn
 
 from benchmarks.fix_examples import EXAMPLES, Does, load
-from bisect_litert import bisection, preparation
+from bisect_litert import bisection
 from bisect_litert.errors import UsageError
-from bisect_litert.fix_record import Attempt, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import engine, faults, patching, rewrites_file, trial
 from bisect_litert.fixing.agreement import Truth, judged
 from bisect_litert.fixing.check import check
 from bisect_litert.fixing.folder import leave
 from bisect_litert.fixing.run import fix_run
+from bisect_litert.models import preparation
 from bisect_litert.record import Cause, Culprit, RunRecord, Verdict
+from bisect_litert.records.fix_record import Attempt, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.reports import fix as report
 from bisect_litert.request import BisectRequest
 from bisect_litert.rewrites import emission
@@ -255,7 +256,7 @@ inputs = (torch.randn(2, 4, 16),)
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_class_of_the_users_gets_a_patch_that_applies(count: int, tmp_path: Path) -> None:
-    from bisect_litert import model_file
+    from bisect_litert.models import model_file
     from bisect_litert.rewrites.region import Region, capture
 
     path = tmp_path / "mine" / "model.py"

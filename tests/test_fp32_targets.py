@@ -12,7 +12,7 @@ from test_bisection import Norm, Resize, Table, chain
 from torch import nn
 
 from bisect_litert import bisect
-from bisect_litert.conversion import convert
+from bisect_litert.graphs.conversion import convert
 from bisect_litert.record import Cause, RunName, RunRecord
 from bisect_litert.reports import markdown
 from bisect_litert.reports.outcome import is_emulated

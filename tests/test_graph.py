@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from small_models import Converted, run_cpu
 
-from bisect_litert.evaluation import TappedGraph, heal, tap_graph
-from bisect_litert.graph import TAP_PREFIX, Graph
-from bisect_litert.readings import Tap, flow
+from bisect_litert.graphs.graph import TAP_PREFIX, Graph
+from bisect_litert.measuring.evaluation import TappedGraph, heal, tap_graph
+from bisect_litert.measuring.readings import Tap, flow
 from bisect_litert.record import TapOrigin
 
 Once = Callable[[str], Converted]

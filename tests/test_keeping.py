@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert import keeping
-from bisect_litert.readings import Tap
+from bisect_litert.measuring.readings import Tap
 from bisect_litert.record import TapOrigin
+from bisect_litert.records import keeping
 
 
 def tap(block: str, label: str = "") -> Tap:

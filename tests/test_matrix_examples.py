@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bisect_litert import model_file
 from bisect_litert.matrix import plan, plan_file
+from bisect_litert.models import model_file
 
 FOLDER = Path(__file__).parent.parent / "examples" / "matrix"
 PLAN = plan_file.read(FOLDER / "models.toml")
@@ -83,7 +83,7 @@ def test_the_converter_mixes_up_strided_constants(tmp_path: Path) -> None:
     """What strided_constants.py is there for; once the converter is cured this fails, and the docs want a word."""
     import numpy as np
 
-    from bisect_litert.conversion import convert
+    from bisect_litert.graphs.conversion import convert
 
     loaded = model_file.load("strided_constants.py")
     wanted = [block.bias.numpy().copy() for block in loaded.module]

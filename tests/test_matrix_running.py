@@ -155,7 +155,7 @@ def test_only_what_changed_is_run_again(tmp_path: Path) -> None:
 
 
 def test_another_version_of_the_runtime_runs_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bisect_litert import environment
+    from bisect_litert.records import environment
 
     asked = matrix_of(tmp_path, {"a": "ok"}, ("cpu",))
     run(asked, tmp_path)

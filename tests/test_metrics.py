@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisect_litert import metrics, pieces
-from bisect_litert.metrics import FP16_UNIT, compare, compare_by_scale
+from bisect_litert.measuring import metrics, pieces
+from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale
 from bisect_litert.record import Comparison
 
 EDGES = [0.0, -0.0, 1.0, -3.0, 65503.0, 65504.0, -65504.0, 1e6, 1e-30, inf, -inf, nan]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bisect_litert.errors import BisectError, ExitCode, InputsError, ModelFileError, UnfitReferenceError
-from bisect_litert.model_file import LoadedModel, load, prepare
+from bisect_litert.models.model_file import LoadedModel, load, prepare
 
 HEAD = """
 import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_litert.owners import Owners, levels, reaches
+from bisect_litert.graphs.owners import Owners, levels, reaches
 
 MODULES = ["enc", "enc.0", "enc.0.fc", "enc.1", "enc.1.fc", "enc.1.my_norm", "head"]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from small_models import Converted, run_cpu, run_xnnpack
 
-from bisect_litert import packing
-from bisect_litert.cutting import cut
-from bisect_litert.emulation import Rounding, emulate
 from bisect_litert.errors import RunnerError
-from bisect_litert.graph import Graph
+from bisect_litert.graphs import packing
+from bisect_litert.graphs.cutting import cut
+from bisect_litert.graphs.emulation import Rounding, emulate
+from bisect_litert.graphs.graph import Graph
 
 Once = Callable[[str], Converted]
 

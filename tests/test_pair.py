@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import bisect_litert
-from bisect_litert import port_matching, tflite_file
 from bisect_litert.errors import ConversionError, InputsError
-from bisect_litert.graph import Graph
-from bisect_litert.quantisation import Quantisation
+from bisect_litert.files import port_matching, tflite_file
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.quantisation import Quantisation
 from bisect_litert.record import Cause, Mark, RunRecord, TapOrigin
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"

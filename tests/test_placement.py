@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert.placement import LogFindings, RefusedOp, read, why_no_gpu
+from bisect_litert.devices.placement import LogFindings, RefusedOp, read, why_no_gpu
 
 DATA = Path(__file__).parent / "data"
 ADAPTER_LINE = (

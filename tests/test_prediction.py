@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bisect_litert import blocks, predicting
 from bisect_litert.cli import main
-from bisect_litert.prediction import BlockPrediction, Prediction, is_off, predict
+from bisect_litert.models import blocks
+from bisect_litert.programs import predicting
+from bisect_litert.programs.prediction import BlockPrediction, Prediction, is_off, predict
 from bisect_litert.record import Cause, Mark, RunRecord
 
 LINES = Path(__file__).read_text(encoding="utf-8").splitlines()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bisect_litert.privacy import Scrubber
+from bisect_litert.bundles.privacy import Scrubber
 
 scrub = Scrubber(("jdoe", "build-07", "root"))
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from test_files import bisected
 
-from bisect_litert import tflite_file
-from bisect_litert.dequantised import as_floats, has_integers, is_hybrid, with_real_weights
-from bisect_litert.graph import Graph
+from bisect_litert.files import tflite_file
+from bisect_litert.graphs.dequantised import as_floats, has_integers, is_hybrid, with_real_weights
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.quantisation import Quantisation, unpack_int4
 from bisect_litert.matrix import states
 from bisect_litert.matrix.plan import Target
 from bisect_litert.matrix.table import Code
-from bisect_litert.quantisation import Quantisation, unpack_int4
 from bisect_litert.record import Cause, Mark
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small_models import Converted, run_cpu
 
-from bisect_litert.emulation import Rounding, emulate
-from bisect_litert.ranges import accumulated_peak, first_fault
+from bisect_litert.graphs.emulation import Rounding, emulate
+from bisect_litert.search.ranges import accumulated_peak, first_fault
 
 Once = Callable[[str], Converted]
 

@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 import pytest
 from test_culprits import SETTINGS, reading
 
-from bisect_litert.judging import Findings
-from bisect_litert.readings import Tap
+from bisect_litert.measuring.readings import Tap
 from bisect_litert.record import OTHER_WEIGHTS, Cause, Culprit, Mark, TapOrigin
-from bisect_litert.recording import build_record
+from bisect_litert.records.recording import build_record
+from bisect_litert.verdicts.judging import Findings
 
 
 def findings() -> Findings:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from bisect_litert.blocks import Block, select
 from bisect_litert.errors import InputsError, UnfitReferenceError
-from bisect_litert.reference import Forward, TorchReference, tapped_module
+from bisect_litert.models.blocks import Block, select
+from bisect_litert.models.reference import Forward, TorchReference, tapped_module
 
 Pair = namedtuple("Pair", "left right")
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert import cli, machines
+from bisect_litert import cli
 from bisect_litert.cli.run import run
+from bisect_litert.devices import machines
 from bisect_litert.errors import BlockSelectionError, ExitCode, UsageError, naming
 from bisect_litert.matrix import plan_file
 from bisect_litert.request import BisectRequest

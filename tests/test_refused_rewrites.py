@@ -15,11 +15,11 @@ from rewritten import Part, difference, leaves, on_gpu, proposals, rewritten
 from torch import nn
 
 from benchmarks.fix_examples import EXAMPLES
-from bisect_litert.conversion import convert, input_names
-from bisect_litert.exported import ExportedModel
-from bisect_litert.jobs import Job
+from bisect_litert.devices.jobs import Job
+from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.conversion import convert, input_names
+from bisect_litert.programs.exported import ExportedModel
 from bisect_litert.rewrites.picked_rows import runs
-from bisect_litert.runners import Runner
 
 
 def heads(x: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bisect_litert.repro_script import DIFFERENT, FIXED, SAME, error, verdict
+from bisect_litert.bundles.repro_script import DIFFERENT, FIXED, SAME, error, verdict
 
 RIGHT = {"new_nonfinite": 0, "relative_l2": 1e-4}
 OFF = {"new_nonfinite": 0, "relative_l2": 0.3}

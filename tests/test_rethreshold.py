@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import sample_record as sample
 
-from bisect_litert import rethreshold
 from bisect_litert.errors import UsageError
 from bisect_litert.record import Cause, Culprit, Mark, OutputResult, RunErrors, RunName, RunRecord, Settings
+from bisect_litert.records import rethreshold
 
 BASE = Settings()
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bisect_litert.devices.jobs import Job
+from bisect_litert.devices.machines import open_runner
+from bisect_litert.devices.routing import RoutedRunner
+from bisect_litert.devices.runners import Runner
 from bisect_litert.errors import RunnerError
-from bisect_litert.jobs import Job
-from bisect_litert.machines import open_runner
 from bisect_litert.request import BisectRequest
-from bisect_litert.routing import RoutedRunner
-from bisect_litert.runners import Runner
 
 DATA = Path(__file__).parent / "data"
 FAKE = (sys.executable, str(DATA / "fake_worker.py"))

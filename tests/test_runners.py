@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert import jobs, request_folder, runners
+from bisect_litert.devices import jobs, request_folder, runners
+from bisect_litert.devices.jobs import read_result
+from bisect_litert.devices.runners import Job, JobResult, Runner
 from bisect_litert.errors import RunnerError
-from bisect_litert.jobs import read_result
-from bisect_litert.runners import Job, JobResult, Runner
 
 DATA = Path(__file__).parent / "data"
 FAKE = (sys.executable, str(DATA / "fake_worker.py"))

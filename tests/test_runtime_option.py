@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 import sample_record
 
-from bisect_litert import bundling, replaying, runtimes
+from bisect_litert.bundles import bundling, replaying
 from bisect_litert.cli import main
-from bisect_litert.environment import OTHER_RUNTIME
 from bisect_litert.errors import ExitCode
 from bisect_litert.matrix import plan_file
-from bisect_litert.runtimes import Runtime
+from bisect_litert.records.environment import OTHER_RUNTIME
+from bisect_litert.versions import runtimes
+from bisect_litert.versions.runtimes import Runtime
 
 ROOT = Path(__file__).parent.parent
 

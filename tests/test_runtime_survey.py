@@ -9,8 +9,8 @@ from math import nan
 import pytest
 from rich.console import Console
 
+from bisect_litert.records.runtime_survey import Answer, RuntimeRow, RuntimeSurvey
 from bisect_litert.reports import runtime_table
-from bisect_litert.runtime_survey import Answer, RuntimeRow, RuntimeSurvey
 
 RIGHT, WRONG, UNKNOWN = Answer.RIGHT, Answer.WRONG, Answer.UNKNOWN
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert import placement
-from bisect_litert.runners import Job, JobResult, Runner, worker_command
+from bisect_litert.devices import placement
+from bisect_litert.devices.runners import Job, JobResult, Runner, worker_command
 
 DATA = Path(__file__).parent / "data"
 RNG = np.random.default_rng(0)

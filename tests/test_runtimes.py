@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert import runtimes
 from bisect_litert.errors import BisectError, RunnerError
-from bisect_litert.runtimes import RuntimeUnavailableError, is_version, nearest, resolve
+from bisect_litert.versions import runtimes
+from bisect_litert.versions.runtimes import RuntimeUnavailableError, is_version, nearest, resolve
 
 OFFERED = "1.4.0, 2.0.3, 2.1.0rc1, 2.1.2, 2.1.5, 2.1.6, 2.2.0, 2.3.0"
 

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from bisect_litert.shelf import Shelf
+from bisect_litert.models.shelf import Shelf
 
 
 def in_memory(array: np.ndarray) -> bool:
@@ -34,7 +34,7 @@ def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bisect_litert.shelf.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("bisect_litert.models.shelf.tempfile.TemporaryFile", full)
     array = np.ones(3)
     assert Shelf(0).keep(array) is array
 

@@ -10,11 +10,11 @@ import pytest
 from faulty_gpu import Fault, FaultyGpu
 from test_healing import conversions, dag, planted  # noqa: F401 (fixtures)
 
-from bisect_litert import repro_script
-from bisect_litert.graph import Graph
+from bisect_litert.bundles import repro_script
+from bisect_litert.bundles.reproduction import Reproduction
+from bisect_litert.bundles.shrinking import Shrinker
+from bisect_litert.graphs.graph import Graph
 from bisect_litert.record import Cause, RunRecord, Settings
-from bisect_litert.reproduction import Reproduction
-from bisect_litert.shrinking import Shrinker
 
 MLP = Path(__file__).parent / "data" / "mlp.tflite"
 Planted = Callable[..., RunRecord]

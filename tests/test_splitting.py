@@ -10,11 +10,11 @@ import pytest
 from control_bench import CPU, GPU, Bench, bench
 from small_models import Converted
 
-from bisect_litert import placement
-from bisect_litert.graph import Graph
-from bisect_litert.metrics import compare
-from bisect_litert.runners import Runner
-from bisect_litert.splitting import MAX_RUNS, PartFailed, Parts
+from bisect_litert.devices import placement
+from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.splitting import MAX_RUNS, PartFailed, Parts
+from bisect_litert.measuring.metrics import compare
 
 RANK5 = Path(__file__).parent / "data" / "rank5.tflite"
 

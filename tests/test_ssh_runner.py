@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 from loopback_ssh import LoopbackSsh, Wire, needs_sshd
 
-from bisect_litert import cli, ssh_host
+from bisect_litert import cli
+from bisect_litert.devices import ssh_host
+from bisect_litert.devices.jobs import Job
+from bisect_litert.devices.machines import device_name, open_runner
+from bisect_litert.devices.runners import WORKER_FILE, Runner
+from bisect_litert.devices.ssh_channel import host_of, parse_ssh
+from bisect_litert.devices.ssh_runner import SshRunner
 from bisect_litert.errors import RunnerError, UsageError
-from bisect_litert.jobs import Job
-from bisect_litert.machines import device_name, open_runner
 from bisect_litert.record import RunRecord
 from bisect_litert.reports import junit, sarif
 from bisect_litert.request import BisectRequest
-from bisect_litert.runners import WORKER_FILE, Runner
-from bisect_litert.ssh_channel import host_of, parse_ssh
-from bisect_litert.ssh_runner import SshRunner
 
 pytestmark = needs_sshd
 DATA = Path(__file__).parent / "data"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert.store import Store
+from bisect_litert.graphs.store import Store
 
 
 def made(folder: Path, content: bytes) -> Path:
@@ -90,7 +90,7 @@ def test_runs_at_the_same_time_share_it(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from bisect_litert.store import Store
+from bisect_litert.graphs.store import Store
 store, me = Store(Path(sys.argv[1]) / "store", limit=40_000), sys.argv[2]
 mine = Path(sys.argv[1]) / me
 for turn in range(200):

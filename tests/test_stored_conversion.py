@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from bisect_litert import stored_conversion
-from bisect_litert.conversion import convert
-from bisect_litert.conversion_key import conversion_key
 from bisect_litert.errors import ConversionError
-from bisect_litert.exported import ExportedModel
-from bisect_litert.graph import Graph
-from bisect_litert.store import Store
-from bisect_litert.stored_conversion import Conversion, Converter
+from bisect_litert.graphs import stored_conversion
+from bisect_litert.graphs.conversion import convert
+from bisect_litert.graphs.conversion_key import conversion_key
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.store import Store
+from bisect_litert.graphs.stored_conversion import Conversion, Converter
+from bisect_litert.programs.exported import ExportedModel
 
 
 class Net(torch.nn.Module):
@@ -87,7 +87,7 @@ def test_another_program_has_another_key(other: Any) -> None:
 
 
 def test_other_versions_have_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bisect_litert import conversion_key as module
+    from bisect_litert.graphs import conversion_key as module
 
     before = key_of(Net())
     monkeypatch.setattr(module, "_version", lambda package: "9.9" if package == "litert-converter" else "1")

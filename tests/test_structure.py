@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from bisect_litert.structure import leaves, replace
+from bisect_litert.models.structure import leaves, replace
 
 Pair = namedtuple("Pair", "left right")
 A, B, C = (torch.full((2,), float(i)) for i in range(3))

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 import sample_record
 
-from bisect_litert import bisection, cli, run_folder, surveying
+from bisect_litert import bisection, cli
 from bisect_litert.errors import ConversionError, ExitCode, RunFolderError
 from bisect_litert.record import NO_CONTROL, Cause, RunRecord
+from bisect_litert.records import run_folder
+from bisect_litert.records.runtime_survey import Answer
 from bisect_litert.reports import write_all
 from bisect_litert.reports.outcome import exit_code
 from bisect_litert.request import BisectRequest, Interrupted
-from bisect_litert.runtime_survey import Answer
-from bisect_litert.runtimes import Runtime
 from bisect_litert.subjects.torch_subject import TorchSubject
+from bisect_litert.versions import surveying
+from bisect_litert.versions.runtimes import Runtime
 
 ALIASED = Path(__file__).parent.parent / "examples" / "aliased_output.py"
 TABLE = textwrap.dedent(

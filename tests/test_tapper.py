@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from small_models import Converted, run_cpu
 
-from bisect_litert.graph import Op, Tensor
-from bisect_litert.tapper import Layout, Partner, find_partner
+from bisect_litert.graphs.graph import Op, Tensor
+from bisect_litert.taps.tapper import Layout, Partner, find_partner
 
 Once = Callable[[str], Converted]
 RNG = np.random.default_rng(0)

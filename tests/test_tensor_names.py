@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bisect_litert.tensor_names import parse, without_root
+from bisect_litert.files.tensor_names import parse, without_root
 
 
 def spelled(name: str) -> list[str]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert import file_inputs, tflite_file
 from bisect_litert.errors import InputsError, ModelFileError, UsageError
-from bisect_litert.graph import Graph
+from bisect_litert.files import file_inputs, tflite_file
+from bisect_litert.graphs.graph import Graph
 
 DATA = Path(__file__).parent / "data"
 SHIPPED = DATA / "shipped"

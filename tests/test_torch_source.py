@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bisect_litert.torch_source import Held, Scope, Step, Twin, module_source
+from bisect_litert.programs.torch_source import Held, Scope, Step, Twin, module_source
 
 
 def scope(**changes: Any) -> Scope:

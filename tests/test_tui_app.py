@@ -19,7 +19,7 @@ from textual.widgets import DataTable, Input, Static, TabbedContent
 from bisect_litert import cli
 from bisect_litert.errors import ExitCode
 from bisect_litert.record import Mark, RunRecord
-from bisect_litert.run_folder import MARKER
+from bisect_litert.records.run_folder import MARKER
 from bisect_litert.tui.app import BisectApp
 from bisect_litert.tui.block_table import BlockTable, matches
 from bisect_litert.tui.block_view import BlockView

@@ -11,10 +11,10 @@ import torch
 from small_models import Block, numbers
 from torch import nn
 
-from bisect_litert import twin
-from bisect_litert.exported import ExportedModel
-from bisect_litert.node_sets import Suspect
-from bisect_litert.torch_source import Twin
+from bisect_litert.bundles import twin
+from bisect_litert.programs.exported import ExportedModel
+from bisect_litert.programs.node_sets import Suspect
+from bisect_litert.programs.torch_source import Twin
 
 
 class Glue(nn.Module):

@@ -12,12 +12,12 @@ from test_pair import no_conversion  # noqa: F401 (fixture)
 from torch import nn
 
 import bisect_litert
-from bisect_litert.conversion import convert
 from bisect_litert.errors import ConversionError, ExitCode
-from bisect_litert.graph import Graph
-from bisect_litert.quantisation import Quantisation
+from bisect_litert.files.weight_matching import match_weights
+from bisect_litert.graphs.conversion import convert
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.quantisation import Quantisation
 from bisect_litert.record import OTHER_WEIGHTS, Cause, RunRecord
-from bisect_litert.weight_matching import match_weights
 
 ROWS = 4
 

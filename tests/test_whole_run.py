@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_models import Converted
 
-from bisect_litert.runners import Runner
+from bisect_litert.devices.runners import Runner
 from bisect_litert.subjects.whole_run import run_whole
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_litert import worker
+from bisect_litert.devices import worker
 
 DATA = Path(__file__).parent / "data"
 RNG = np.random.default_rng(0)

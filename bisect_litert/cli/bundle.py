@@ -40,10 +40,10 @@ def bundle(
 
     Holds ISSUE.md, the smallest .tflite that still fails here with a script that shows it, and the same in PyTorch.
     """
-    from bisect_litert.bundling import Wishes, make_bundle
+    from bisect_litert.bundles.bundling import Wishes, make_bundle
     from bisect_litert.cli.runtimes import interpreter
-    from bisect_litert.environment import other_runtime
     from bisect_litert.record import RunRecord
+    from bisect_litert.records.environment import other_runtime
 
     say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
     pythons = tuple(interpreter(name, quiet=quiet) for name in python)
@@ -69,8 +69,8 @@ def replay(bundle: Path, python: str, verbose: bool) -> ExitCode:
 
     Ends as `git bisect run` wants it: 1 same or different, 0 fixed, 125 cannot be tested here.
     """
+    from bisect_litert.bundles.replaying import replay as run_again
     from bisect_litert.cli.runtimes import interpreter
-    from bisect_litert.replaying import replay as run_again
 
     found = run_again(bundle, interpreter(python, quiet=not verbose))
     emit((f"{found.text}\n" if verbose else "") + found.summary())

@@ -39,7 +39,7 @@ def export(model: str, out: Path, tap_memory: float, quiet: bool, verbose: bool,
         progress_console() as err,
         ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
     ):
-        from bisect_litert.exporting import export as write
+        from bisect_litert.devices.exporting import export as write
 
         made = write(request, out, on_progress)
     emit(f"{made}/ is for the device; {made}/README.txt has the steps. Then: bisect-litert ingest {out} RESULTS\n")
@@ -70,7 +70,7 @@ def ingest(
     RESULTS is the folder the device wrote; without it, DIR/results. Results of all rounds add up. What they leave open
     is asked for in DIR/round2 and so on.
     """
-    from bisect_litert import run_folder
+    from bisect_litert.records import run_folder
     from bisect_litert.reports.outcome import exit_code
     from bisect_litert.reports.progress import ProgressDrawer
 
@@ -78,7 +78,7 @@ def ingest(
     force = force or run_folder.is_undecided(run)  # an ingest that had nothing to go on does not block the next one
     run_folder.check(run, force)
     with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
-        from bisect_litert.exporting import ingest as go_on
+        from bisect_litert.devices.exporting import ingest as go_on
 
         record, more = go_on(folder, results, {"out": run, "force": force, "model": model}, on_progress)
     print_record(record, "json" if as_json else "text", run, verbose)

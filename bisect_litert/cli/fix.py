@@ -11,7 +11,7 @@ import click
 
 from bisect_litert.cli.printing import emit, progress_console
 from bisect_litert.errors import ExitCode
-from bisect_litert.fix_record import FIX_FOLDER
+from bisect_litert.records.fix_record import FIX_FOLDER
 
 if TYPE_CHECKING:
     from bisect_litert.record import RunRecord
@@ -46,8 +46,8 @@ def fix(
     Ends with 0 if no divergence is left.
     """
     from bisect_litert.cli.runtimes import interpreter
-    from bisect_litert.environment import other_runtime
     from bisect_litert.record import RunRecord
+    from bisect_litert.records.environment import other_runtime
     from bisect_litert.reports import fix as report
     from bisect_litert.reports.progress import ProgressDrawer
 

@@ -26,7 +26,7 @@ def report(run: Path, form: str, tolerance: tuple[str, ...], verbose: bool) -> E
 
     record = RunRecord.load(run)
     if tolerance:
-        from bisect_litert import rethreshold
+        from bisect_litert.records import rethreshold
 
         record = rethreshold.with_notes(record, rethreshold.parse(tolerance, record.settings))
     print_record(record, form, run if run.is_dir() else run.parent, verbose)
@@ -54,8 +54,8 @@ def diff(before: Path, after: Path, form: str, in_view: bool, verbose: bool) -> 
 
     Ends with 1 if AFTER has a culprit that BEFORE has not.
     """
-    from bisect_litert.comparing import compare_runs
     from bisect_litert.record import RunRecord
+    from bisect_litert.records.comparing import compare_runs
     from bisect_litert.reports import diff as report_diff
 
     found = compare_runs(before=RunRecord.load(before), after=RunRecord.load(after))

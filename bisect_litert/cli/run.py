@@ -77,8 +77,8 @@ def run(
     **options: Any,
 ) -> ExitCode:
     """Bisect MODEL: convert it, run it on the GPU, and name the first block that goes wrong."""
-    from bisect_litert import run_folder
     from bisect_litert.errors import RunFolderError
+    from bisect_litert.records import run_folder
     from bisect_litert.reports import UnwrittenError
     from bisect_litert.reports.outcome import exit_code
     from bisect_litert.reports.progress import ProgressDrawer
@@ -109,7 +109,7 @@ def run(
             progress_console() as err,
             ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
         ):
-            from bisect_litert.predicting import run_prediction
+            from bisect_litert.programs.predicting import run_prediction
 
             record = run_prediction(request, on_progress)
         if out is not None:
@@ -157,7 +157,7 @@ def run(
 
 
 def _kept(folder: Path) -> str:
-    from bisect_litert.run_folder import MARKER
+    from bisect_litert.records.run_folder import MARKER
 
     if not folder.is_dir():
         return "Stopped before anything was computed; nothing was written."

@@ -10,12 +10,12 @@ import click
 from bisect_litert.cli.printing import emit, progress_console, rendered
 from bisect_litert.errors import ExitCode, naming
 from bisect_litert.request import BisectRequest
-from bisect_litert.runtimes import Runtime
+from bisect_litert.versions.runtimes import Runtime
 
 
 def resolve_all(asked: Sequence[str], *, quiet: bool) -> list[Runtime]:
     """Returns the runtimes asked for, each once, made now if need be."""
-    from bisect_litert.runtimes import resolve
+    from bisect_litert.versions.runtimes import resolve
 
     say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
     return list({runtime.python: runtime for runtime in (resolve(name, say) for name in asked)}.values())
@@ -23,7 +23,7 @@ def resolve_all(asked: Sequence[str], *, quiet: bool) -> list[Runtime]:
 
 def interpreter(asked: str, *, quiet: bool) -> str:
     """Returns the interpreter for a version, made now if need be; what is no version is one already."""
-    from bisect_litert.runtimes import is_version, resolve
+    from bisect_litert.versions.runtimes import is_version, resolve
 
     say = (lambda _: None) if quiet else (lambda line: click.echo(line, err=True))
     return resolve(asked, say).python if is_version(asked) else asked
@@ -43,7 +43,7 @@ def survey(
         progress_console() as err,
         ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
     ):
-        from bisect_litert.surveying import run_survey, survey_exit_code
+        from bisect_litert.versions.surveying import run_survey, survey_exit_code
 
         try:
             found = run_survey(request, runtimes, on_progress)

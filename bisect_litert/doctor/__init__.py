@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from bisect_litert.checkup import Check, Checkup, State
 from bisect_litert.doctor import adapters, installed, places, self_test
+from bisect_litert.records.checkup import Check, Checkup, State
 
 LIMIT = 30.0
 """Seconds that a check on this machine's files may take."""

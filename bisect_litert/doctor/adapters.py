@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert import placement, runtimes
-from bisect_litert.checkup import Check, State
+from bisect_litert.devices import placement
+from bisect_litert.devices.jobs import TIMED_OUT, Job, JobResult
+from bisect_litert.devices.runners import Runner, worker_command
 from bisect_litert.errors import RunnerError
-from bisect_litert.jobs import TIMED_OUT, Job, JobResult
-from bisect_litert.runners import Runner, worker_command
-from bisect_litert.runtimes import Runtime
+from bisect_litert.records.checkup import Check, State
+from bisect_litert.versions import runtimes
+from bisect_litert.versions.runtimes import Runtime
 
 MODEL = Path(__file__).parents[1] / "data" / "probe.tflite"
 SHAPE = (3, 8)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bisect_litert.checkup import Check, State
+from bisect_litert.records.checkup import Check, State
 
 PACKAGE = "bisect-litert"
 ALSO = ("litert-converter", "transformers")

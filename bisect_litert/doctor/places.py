@@ -12,8 +12,8 @@ from pathlib import Path
 
 import platformdirs
 
-from bisect_litert import runtimes
-from bisect_litert.checkup import Check, State
+from bisect_litert.records.checkup import Check, State
+from bisect_litert.versions import runtimes
 
 DISK_BYTES = 1 << 30
 """Less than this is little: a tapped graph of a large model, its tensors, and an environment of 140 MB."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from bisect_litert.checkup import Check, State
 from bisect_litert.errors import ExitCode
+from bisect_litert.records.checkup import Check, State
 
 DATA = Path(__file__).parents[1] / "data"
 BLOCK, CAUSE = "overflow", "overflow"

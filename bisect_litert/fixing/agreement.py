@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bisect_litert import eager, structure
 from bisect_litert.errors import BisectError
-from bisect_litert.preparation import LoadedModel
+from bisect_litert.models import eager, structure
+from bisect_litert.models.preparation import LoadedModel
 
 if TYPE_CHECKING:
     import torch

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert import model_file
-from bisect_litert.conversion import convert, input_names
+from bisect_litert.devices.jobs import CRASHED, Job
+from bisect_litert.devices.runners import Runner
 from bisect_litert.fixing import rewrites_file
 from bisect_litert.fixing.agreement import agreement, truth_of
-from bisect_litert.jobs import CRASHED, Job
-from bisect_litert.metrics import compare
-from bisect_litert.preparation import LoadedModel
-from bisect_litert.runners import Runner
+from bisect_litert.graphs.conversion import convert, input_names
+from bisect_litert.measuring.metrics import compare
+from bisect_litert.models import model_file
+from bisect_litert.models.preparation import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

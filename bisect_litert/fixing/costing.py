@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.fix_record import Costs
-from bisect_litert.graph import Graph
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.records.fix_record import Costs
 
 REPEATS = 15
 BUDGET = 20.0

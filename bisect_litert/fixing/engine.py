@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bisect_litert.errors import BisectError
-from bisect_litert.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.fixing import trial
 from bisect_litert.fixing.agreement import Truth, agreement, truth_of
 from bisect_litert.fixing.faults import (
@@ -31,8 +30,9 @@ from bisect_litert.fixing.faults import (
     within,
 )
 from bisect_litert.fixing.parts import Case, Part, Tried
-from bisect_litert.preparation import LoadedModel
+from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.record import Cause, Culprit, RunRecord
+from bisect_litert.records.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.reports.outcome import anything_tested
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 
-from bisect_litert import machines
-from bisect_litert.conversion import input_names
+from bisect_litert.devices import machines
 from bisect_litert.errors import BisectError
-from bisect_litert.fix_record import FixRecord, Outcome
 from bisect_litert.fixing import costing
 from bisect_litert.fixing.engine import Fixed
 from bisect_litert.fixing.placing import keep_off
+from bisect_litert.graphs.conversion import input_names
+from bisect_litert.graphs.stored_conversion import Converter
 from bisect_litert.record import RunName
+from bisect_litert.records.fix_record import FixRecord, Outcome
 from bisect_litert.request import BisectRequest
-from bisect_litert.stored_conversion import Converter
 
 
 def finish(fixed: Fixed, request: BisectRequest, work: Path) -> tuple[FixRecord, Path]:

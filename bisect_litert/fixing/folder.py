@@ -12,11 +12,11 @@ from math import isnan, nan
 from pathlib import Path
 
 from bisect_litert.errors import RunFolderError
-from bisect_litert.fix_record import FIX_FILE, FIX_FOLDER, FixRecord, Outcome
 from bisect_litert.fixing import rewrites_file
 from bisect_litert.fixing.engine import Fixed
 from bisect_litert.fixing.finishing import finish
 from bisect_litert.fixing.patching import PATCH, patch_of
+from bisect_litert.records.fix_record import FIX_FILE, FIX_FOLDER, FixRecord, Outcome
 from bisect_litert.reports import fix as report
 from bisect_litert.reports import formats
 from bisect_litert.request import BisectRequest, OnProgress, Progress

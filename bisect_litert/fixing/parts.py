@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bisect_litert.fix_record import Attempt, ChangeRecord, Reached
 from bisect_litert.fixing import trial
-from bisect_litert.preparation import LoadedModel
+from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.record import Culprit, RunRecord
+from bisect_litert.records.fix_record import Attempt, ChangeRecord, Reached
 
 if TYPE_CHECKING:
     from bisect_litert.rewrites.contract import Replacement, Rewrite

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bisect_litert import model_file
 from bisect_litert.fixing.agreement import agreement, truth_of
 from bisect_litert.fixing.trial import Step
-from bisect_litert.preparation import LoadedModel
+from bisect_litert.models import model_file
+from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.request import BisectRequest
 
 PATCH = "fix.patch"

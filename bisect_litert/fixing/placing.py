@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.counterfactual import EXCLUDE
-from bisect_litert.fix_record import KeptOff
+from bisect_litert.devices.jobs import Job, JobRunner
 from bisect_litert.fixing.costing import Timing, seconds
-from bisect_litert.graph import Graph
-from bisect_litert.jobs import Job, JobRunner
-from bisect_litert.metrics import compare
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.metrics import compare
 from bisect_litert.record import Culprit
+from bisect_litert.records.fix_record import KeptOff
+from bisect_litert.search.counterfactual import EXCLUDE
 
 
 def keep_off(

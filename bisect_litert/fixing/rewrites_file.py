@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bisect_litert import eager
 from bisect_litert.fixing.agreement import agreement, truth_of
 from bisect_litert.fixing.trial import Step, replaced
-from bisect_litert.preparation import LoadedModel
+from bisect_litert.models import eager
+from bisect_litert.models.preparation import LoadedModel
 
 if TYPE_CHECKING:
     import torch

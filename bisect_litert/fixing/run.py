@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_litert import machines, model_file
+from bisect_litert.devices import machines
 from bisect_litert.errors import RunFolderError, UsageError
-from bisect_litert.fix_record import FixRecord
 from bisect_litert.fixing.engine import fix
 from bisect_litert.fixing.faults import faults_of
 from bisect_litert.fixing.folder import FOLDER, leave
+from bisect_litert.models import model_file
 from bisect_litert.record import RunRecord
+from bisect_litert.records.fix_record import FixRecord
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bisect_litert import eager
 from bisect_litert.bisection import bisect_loaded
-from bisect_litert.jobs import CRASHED
-from bisect_litert.preparation import LoadedModel
+from bisect_litert.devices.jobs import CRASHED
+from bisect_litert.models import eager
+from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.record import RunRecord
 from bisect_litert.request import BisectRequest
 

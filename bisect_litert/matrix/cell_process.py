@@ -18,14 +18,14 @@ from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 
-from bisect_litert import environment
+from bisect_litert.devices.worker_process import exit_detail
 from bisect_litert.matrix import child, states
 from bisect_litert.matrix.descendants import kill_all
 from bisect_litert.matrix.plan import Model, Target
 from bisect_litert.matrix.store import LOG_FILE, Kept, Store
 from bisect_litert.matrix.table import Cell, Code, MatrixFileError, structure
 from bisect_litert.record import json_converter
-from bisect_litert.worker_process import exit_detail
+from bisect_litert.records import environment
 
 CHILD = (sys.executable, "-m", "bisect_litert.matrix.child")
 """What runs an errand: called with the errand's file."""

@@ -99,7 +99,7 @@ def _cell(errand: Errand, target: Target, place: Path, read: ReadFiles) -> Answe
 def _interpreter(target: Target) -> str:
     if not target.runtime:
         return target.python
-    from bisect_litert import runtimes
+    from bisect_litert.versions import runtimes
 
     return runtimes.resolve(target.runtime, lambda said: print(said, file=sys.stderr, flush=True)).python
 

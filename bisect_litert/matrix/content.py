@@ -14,8 +14,8 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
-from bisect_litert import environment
 from bisect_litert.matrix.plan import Model, Target
+from bisect_litert.records import environment
 
 _NOT_CONTENT = ("name", "targets", "skip", "needs", "cell_limit")
 """Parts of a model's entry that no result depends on."""

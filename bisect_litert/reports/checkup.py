@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from bisect_litert.checkup import Check, Checkup, State
+from bisect_litert.records.checkup import Check, Checkup, State
 from bisect_litert.reports import formats
 
 NAME_CELLS = 15

@@ -9,7 +9,7 @@ from math import inf, isnan
 from rich.console import Console
 from rich.text import Text
 
-from bisect_litert.comparing import Change, RunDiff, headline
+from bisect_litert.records.comparing import Change, RunDiff, headline
 from bisect_litert.reports import formats
 from bisect_litert.reports.markdown_text import code, text
 from bisect_litert.reports.markdown_text import row as table_row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite, isinf, isnan
 from pathlib import Path
 
-from bisect_litert.fix_record import Attempt, Costs, CulpritFix, FixRecord, Outcome, Reached
+from bisect_litert.records.fix_record import Attempt, Costs, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.reports import formats
 
 REWRITES, PATCH = "rewrites.py", "fix.patch"

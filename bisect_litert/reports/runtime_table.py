@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from bisect_litert.records.runtime_survey import Answer, RuntimeRow, RuntimeSurvey
 from bisect_litert.reports import formats
 from bisect_litert.reports.markdown_text import code, text
 from bisect_litert.reports.markdown_text import row as table_row
-from bisect_litert.runtime_survey import Answer, RuntimeRow, RuntimeSurvey
 
 _STYLES = {Answer.RIGHT: "green", Answer.WRONG: "bold red", Answer.UNKNOWN: "yellow"}
 _LACKING = {"gpu": "GPU accelerator", "fp32": "fp32 on the GPU", "switches": "switches that keep ops off the GPU"}

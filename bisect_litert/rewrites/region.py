@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bisect_litert import eager
 from bisect_litert.errors import BisectError
-from bisect_litert.exported import ExportedModel
+from bisect_litert.models import eager
+from bisect_litert.programs.exported import ExportedModel
 from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import CannotRewrite
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from bisect_litert import eager
+from bisect_litert.models import eager
 from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Change, Replacement, Rewrite
 from bisect_litert.rewrites.normalising import normalised

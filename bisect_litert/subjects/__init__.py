@@ -10,14 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from bisect_litert.graph import Graph
-from bisect_litert.job_queue import JobQueue
-from bisect_litert.jobs import JobResult
-from bisect_litert.readings import Forward, OtherWeights
+from bisect_litert.devices.job_queue import JobQueue
+from bisect_litert.devices.jobs import JobResult
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.readings import Forward, OtherWeights
 from bisect_litert.record import Culprit, InputInfo
-from bisect_litert.sources import OpSources
-from bisect_litert.tapper import Layout
-from bisect_litert.tapping import Tapping
+from bisect_litert.search.sources import OpSources
+from bisect_litert.taps.tapper import Layout
+from bisect_litert.taps.tapping import Tapping
 
 Stage = Callable[[str], AbstractContextManager[None]]
 """Reports a stage while it is entered."""

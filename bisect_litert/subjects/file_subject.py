@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert import file_blocks, file_inputs, tflite_file
-from bisect_litert.dequantised import has_integers, with_real_weights
-from bisect_litert.file_reference import Computed, FileReference
-from bisect_litert.graph import Graph, Op
-from bisect_litert.op_paths import Paths
+from bisect_litert.files import file_blocks, file_inputs, tflite_file
+from bisect_litert.files.file_reference import Computed, FileReference
+from bisect_litert.files.op_paths import Paths
+from bisect_litert.graphs.dequantised import has_integers, with_real_weights
+from bisect_litert.graphs.graph import Graph, Op
+from bisect_litert.programs.torch_source import Twin
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.request import BisectRequest, BlockLine
-from bisect_litert.sources import Place
+from bisect_litert.search.sources import Place
 from bisect_litert.subjects import Located, Stage, Workplace
 from bisect_litert.subjects.whole_run import run_whole
-from bisect_litert.tapping import Tapping
-from bisect_litert.torch_source import Twin
+from bisect_litert.taps.tapping import Tapping
 
 STEPS = 3.0
 """Times what rounding costs a quantised output: below that an error is one of its steps, not a fault."""

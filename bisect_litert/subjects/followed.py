@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from bisect_litert import tapping
-from bisect_litert.graph import Graph
-from bisect_litert.metrics import compare
-from bisect_litert.port_matching import ways
-from bisect_litert.readings import Forward, Tap
+from bisect_litert.files.port_matching import ways
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.metrics import compare
+from bisect_litert.measuring.readings import Forward, Tap
 from bisect_litert.record import TapOrigin
-from bisect_litert.tapper import Layout
+from bisect_litert.taps import tapping
+from bisect_litert.taps.tapper import Layout
 
 CLOSE = 1e-3
 """Relative L2 difference between PyTorch's continuation and the file's output that other kernels explain."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bisect_litert import blocks as block_stage
-from bisect_litert import model_file, tflite_file
 from bisect_litert.errors import UsageError
-from bisect_litert.preparation import LoadedModel
+from bisect_litert.files import tflite_file
+from bisect_litert.models import blocks as block_stage
+from bisect_litert.models import model_file
+from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.request import BisectRequest, BlockLine
 from bisect_litert.subjects import Subject, file_subject
 from bisect_litert.subjects.pair_subject import PairSubject

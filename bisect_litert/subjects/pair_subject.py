@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bisect_litert import eager, port_matching, tapping, tflite_file, weight_matching
-from bisect_litert.dequantised import has_integers, is_hybrid
 from bisect_litert.errors import ConversionError, InputsError
-from bisect_litert.evaluation import float_outputs
-from bisect_litert.graph import Graph
-from bisect_litert.metrics import compare
-from bisect_litert.port_matching import Feed
-from bisect_litert.preparation import LoadedModel, named_inputs
-from bisect_litert.readings import OtherWeights, Tap
+from bisect_litert.files import port_matching, tflite_file, weight_matching
+from bisect_litert.files.port_matching import Feed
+from bisect_litert.graphs.dequantised import has_integers, is_hybrid
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.evaluation import float_outputs
+from bisect_litert.measuring.metrics import compare
+from bisect_litert.measuring.readings import OtherWeights, Tap
+from bisect_litert.models import eager
+from bisect_litert.models.preparation import LoadedModel, named_inputs
 from bisect_litert.request import BisectRequest
 from bisect_litert.subjects import Located, Workplace, followed
 from bisect_litert.subjects.torch_subject import TorchSubject, differences
 from bisect_litert.subjects.whole_run import run_whole
+from bisect_litert.taps import tapping
 
 CLOSE = 1e-3
 """Relative L2 difference that other kernels, folded constants and another order of summation explain."""

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.graph import Graph
-from bisect_litert.readings import Forward
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.readings import Forward
 from bisect_litert.record import Culprit, InputInfo
-from bisect_litert.sources import OpSources
+from bisect_litert.search.sources import OpSources
 from bisect_litert.subjects import Located, Stage, Subject, Workplace
-from bisect_litert.tapping import Tapping
+from bisect_litert.taps.tapping import Tapping
 
 
 class SharedSubject:

@@ -10,25 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from bisect_litert import blocks as block_stage
-from bisect_litert import tapping, twin
-from bisect_litert.conversion import input_names
+from bisect_litert.bundles import twin
+from bisect_litert.bundles.reproduction import WHOLE
 from bisect_litert.errors import ConversionError, UnfitReferenceError
-from bisect_litert.evaluation import float_outputs
-from bisect_litert.exported import ExportedModel
-from bisect_litert.graph import Graph
-from bisect_litert.metrics import compare
-from bisect_litert.node_sets import Suspect
-from bisect_litert.preparation import LoadedModel, describe_inputs
+from bisect_litert.graphs.conversion import input_names
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.stored_conversion import Converter
+from bisect_litert.measuring.evaluation import float_outputs
+from bisect_litert.measuring.metrics import compare
+from bisect_litert.models import blocks as block_stage
+from bisect_litert.models.preparation import LoadedModel, describe_inputs
+from bisect_litert.models.reference import Forward, TorchReference, tapped_module
+from bisect_litert.models.shelf import Shelf
+from bisect_litert.programs.exported import ExportedModel
+from bisect_litert.programs.node_sets import Suspect
 from bisect_litert.record import Culprit, InputInfo
-from bisect_litert.reference import Forward, TorchReference, tapped_module
-from bisect_litert.reproduction import WHOLE
 from bisect_litert.request import BisectRequest
-from bisect_litert.shelf import Shelf
-from bisect_litert.sources import Sources
-from bisect_litert.stored_conversion import Converter
+from bisect_litert.search.sources import Sources
 from bisect_litert.subjects import Located, Stage, Workplace
 from bisect_litert.subjects.whole_run import run_whole
+from bisect_litert.taps import tapping
 
 _READABLE = (
     "FLOAT32",

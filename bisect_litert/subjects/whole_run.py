@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.cutting import HAS_SUBGRAPHS, boundary, cut, sinks
+from bisect_litert.devices.jobs import Job, JobResult, JobRunner
 from bisect_litert.errors import ConversionError, RunnerError
-from bisect_litert.evaluation import TAP_MEMORY
-from bisect_litert.graph import Graph, Op
-from bisect_litert.jobs import Job, JobResult, JobRunner
+from bisect_litert.graphs.cutting import HAS_SUBGRAPHS, boundary, cut, sinks
+from bisect_litert.graphs.graph import Graph, Op
+from bisect_litert.measuring.evaluation import TAP_MEMORY
 
 _NO_KERNEL = re.compile(r"Didn't find op for builtin opcode '(\w+)'")
 

@@ -17,9 +17,9 @@ from textual.widgets import Static
 from textual.worker import get_current_worker
 
 from bisect_litert.record import BlockResult, RunRecord, TapInfo, TapOrigin
+from bisect_litert.records.rethreshold import allowed
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, target_run, truth_name
-from bisect_litert.rethreshold import allowed
 from bisect_litert.tui import tensor_pictures as pictures
 from bisect_litert.tui.colours import Colours, colours_of
 from bisect_litert.tui.tensor_facts import PairFacts, read_facts

@@ -11,8 +11,8 @@ from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Static
 
-from bisect_litert.comparing import Change, RunDiff, compare_runs, headline
 from bisect_litert.record import RunRecord
+from bisect_litert.records.comparing import Change, RunDiff, compare_runs, headline
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten_all
 from bisect_litert.tui.block_table import NAME_CELLS

@@ -14,7 +14,7 @@ from textual.widgets import Footer, TabbedContent, TabPane
 
 from bisect_litert.errors import BisectError
 from bisect_litert.record import RunRecord, Settings
-from bisect_litert.rethreshold import differences, recompute
+from bisect_litert.records.rethreshold import differences, recompute
 from bisect_litert.tui import terminal
 from bisect_litert.tui.block_table import BlockTable
 from bisect_litert.tui.block_view import BlockView

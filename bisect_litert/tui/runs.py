@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bisect_litert.record import RUN_FILE, SCHEMA_VERSION
-from bisect_litert.run_folder import MARKER
+from bisect_litert.records.run_folder import MARKER
 
 RUN_GLOB = "bisect-run-*"
 _WHEN = "%Y-%m-%d %H:%M"

@@ -14,7 +14,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from bisect_litert.record import RunRecord
-from bisect_litert.run_folder import label_of
+from bisect_litert.records.run_folder import label_of
 
 
 class SaveScreen(ModalScreen[None]):

@@ -14,9 +14,9 @@ from textual.widgets import Input, Label, Static
 
 from bisect_litert.errors import UsageError
 from bisect_litert.record import RunRecord, Settings
+from bisect_litert.records.rethreshold import TOLERANCES, Recomputed, changed, number
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import headline
-from bisect_litert.rethreshold import TOLERANCES, Recomputed, changed, number
 from bisect_litert.tui.colours import colours_of
 
 EXPLAINED = {

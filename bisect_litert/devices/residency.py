@@ -1,0 +1,103 @@
+"""Which ops ran where, as far as the delegate's log lets one tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from bisect_litert.devices.placement import LogFindings, RefusedOp
+from bisect_litert.graphs.graph import Graph, Op
+from bisect_litert.record import Residency
+
+
+def refused_ops(graph: Graph, findings: LogFindings) -> tuple[frozenset[int], dict[str, tuple[int, ...]]]:
+    """Finds the ops a log says were refused.
+
+    The log names the tensor for some reasons and only the op type for others; a reason that speaks of dimensions or
+    rank then means the ops of that type that touch a tensor of rank 5 or more, any other reason means all of the
+    type.
+
+    Returns:
+        Op indices, and the same by "OP: reason".
+    """
+    by_reason = {f"{r.op}: {r.reason}": _ops_of(graph, r) for r in findings.refused}
+    return frozenset(i for ops in by_reason.values() for i in ops), by_reason
+
+
+def _ops_of(graph: Graph, refused: RefusedOp) -> tuple[int, ...]:
+    same = [op for op in graph.ops if op.type == refused.op]
+    named = set(refused.tensors)
+    if named:
+        hit = [op for op in same if any(graph.tensors[t].name in named for t in (*op.inputs, *op.outputs))]
+        if hit:
+            return tuple(op.index for op in hit)
+    if re.search(r"(?i)rank|dimension|\b[45]d\b|permutation", refused.reason):
+        high = [op for op in same if any(len(graph.tensors[t].shape) > 4 for t in (*op.inputs, *op.outputs))]
+        if high:
+            return tuple(op.index for op in high)
+    return tuple(op.index for op in same)
+
+
+def on_gpu(graph: Graph, findings: LogFindings, refused: frozenset[int]) -> frozenset[int] | None:
+    """Works out which ops ran on the GPU.
+
+    TensorFlow Lite cuts the graph into runs of supported and unsupported ops, each run taking every op whose inputs
+    are ready, and gives the delegate the largest. Doing the same and arriving at the number of ops that the log
+    states is what makes it known.
+
+    Returns:
+        Op indices, or None when the count does not come out.
+    """
+    everything = frozenset(op.index for op in graph.ops)
+    if findings.gpu_ops is None:
+        return None
+    if findings.gpu_ops == 0:
+        return frozenset()
+    if not findings.cpu_ops:
+        return everything
+    parts = _partitions(graph.ops, refused)
+    for chosen in (sorted(parts, key=len)[-1:], parts):
+        ops = frozenset(i for part in chosen for i in part)
+        if len(ops) == findings.gpu_ops:
+            return ops
+    return None
+
+
+def _partitions(ops: Sequence[Op], refused: frozenset[int]) -> list[list[int]]:
+    """The supported runs, in order."""
+    made_by = {t: op.index for op in ops for t in op.outputs}
+    done: set[int] = set()
+    waiting = list(ops)
+    parts: list[list[int]] = []
+    kind = None
+    while waiting:
+        ready = next((op for op in waiting if _ready(op, made_by, done)), None)
+        if ready is None:
+            return parts
+        kind = ready.index in refused
+        part: list[int] = []
+        rest = []
+        for op in waiting:
+            if (op.index in refused) == kind and _ready(op, made_by, done):
+                part.append(op.index)
+                done.add(op.index)
+            else:
+                rest.append(op)
+        waiting = rest
+        if not kind:
+            parts.append(part)
+    return parts
+
+
+def _ready(op: Op, made_by: Mapping[int, int], done: set[int]) -> bool:
+    return all(made_by.get(t) is None or made_by[t] in done for t in op.inputs)
+
+
+def of_block(ops: Sequence[Op], gpu: frozenset[int] | None, refused: frozenset[int]) -> Residency:
+    """Where a block's ops ran."""
+    if not ops:
+        return Residency.UNKNOWN
+    if gpu is None:
+        return Residency.MIXED if any(op.index in refused for op in ops) else Residency.UNKNOWN
+    here = sum(op.index in gpu for op in ops)
+    return Residency.GPU if here == len(ops) else Residency.MIXED if here else Residency.CPU

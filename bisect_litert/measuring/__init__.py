@@ -1,0 +1,1 @@
+"""Tensors compared, and what every run says of each tap."""

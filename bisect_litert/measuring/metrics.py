@@ -1,0 +1,204 @@
+"""Tensors compared: one pass in float64 over pieces, with everything non-finite counted and nothing replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from math import inf, isnan, nan, sqrt
+
+import numpy as np
+
+from bisect_litert.measuring.pieces import PIECE, flat_pieces, pairs
+from bisect_litert.measuring.totals import FP16_MAX, Totals
+from bisect_litert.record import Comparison
+
+__all__ = ["FP16_MAX", "FP16_NORMAL", "FP16_UNIT", "compare", "compare_by_scale", "out_of_line", "true_infinities"]
+
+FP16_UNIT = 2.0**-11
+"""Largest relative error of rounding to fp16's 11 significant bits (IEEE 754-2019, binary16): half a unit in the last
+place."""
+FP16_NORMAL = 2.0**-14
+"""Smallest magnitude that fp16 holds with all its digits."""
+GAP_OCTAVES = 6
+"""Empty octaves (a factor of 64) that part two scales: more than the spread of a product of two normal numbers leaves
+open."""
+SMALL_SIDE = 4
+"""Different numbers that a smaller scale has at least: of normal numbers, the smallest one alone is 64 times below all
+others in 1 tensor of 80, whatever its size; the smallest four are in 1 of 16 million."""
+SAMPLED = 1 << 12
+"""Elements that show whether a tensor could hold two scales at all; a side of one in a hundred is missed once in 10**17
+times."""
+OCTAVES = 40
+"""From 2**-20 to above 65504."""
+
+
+def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+    """Compares a target with a reference of the same size.
+
+    Relative L2 error, correlation, SNR and scale are taken over the elements that are finite on both sides; the
+    others are counted.
+    Where both are infinite with the same sign, or both are NaN, they agree and are left out.
+
+    Args:
+        reference: The trusted tensor, any shape, any real or boolean dtype.
+        target: Same number of elements, in the same order.
+        unwritten: Elements known to hold the output buffer's sentinel; they are non-finite in `target` already.
+
+    Raises:
+        ValueError: The sizes differ.
+    """
+    return _compare(reference, target, unwritten)
+
+
+def _compare(
+    reference: np.ndarray, target: np.ndarray, unwritten: int = 0, within: tuple[float, float] | None = None
+) -> Comparison:
+    """As `compare`, of the elements whose reference's magnitude is `within` two numbers, the second one excluded."""
+    if reference.size != target.size:
+        raise ValueError(f"cannot compare {reference.shape} with {target.shape}")
+    t = Totals(min(PIECE, reference.size))
+    for ref, out in _chosen(reference, target, within):
+        t.add(ref, out)
+    new_zeros = 0
+    if t.flushed:  # a second look, since what is visible is known only now
+        visible = np.float64(0.1 * sqrt(t.whole_power / t.elements))
+        for ref, out in _chosen(reference, target, within):
+            sizes = np.abs(ref)
+            new_zeros += int(np.count_nonzero((out == 0) & (sizes > visible) & (sizes < inf)))
+    return Comparison(
+        elements=t.elements,
+        relative_l2=t.relative_l2(),
+        correlation=t.correlation(),
+        snr_db=t.snr_db(),
+        scale=t.cross / t.ref_power if t.ref_power > 0 else nan,
+        max_abs_error=t.max_error if t.common else nan,
+        reference_peak=t.ref_peak,
+        target_peak=t.out_peak,
+        nonfinite=t.nonfinite,
+        new_nonfinite=t.new_nonfinite,
+        reference_nonfinite=t.ref_nonfinite,
+        zeros=t.zeros,
+        new_zeros=new_zeros,
+        saturated=t.saturated,
+        unwritten=unwritten,
+    )
+
+
+def _chosen(
+    reference: np.ndarray, target: np.ndarray, within: tuple[float, float] | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for ref, out in pairs(reference, target):
+        if within is None:
+            yield ref, out
+        else:
+            sizes = np.abs(ref)
+            chosen = (sizes >= within[0]) & (sizes < within[1])
+            yield ref[chosen], out[chosen]
+
+
+def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+    """As `compare`, with the error taken scale by scale where a tensor holds numbers of two scales.
+
+    Beside a mask of -1e4 the scores it was added to vanish in a norm, however wrong they are. So where a gap of
+    `GAP_OCTAVES` empty octaves parts the magnitudes, the worse side's relative L2 error, correlation, SNR, scale and
+    largest error count. What lies beyond 65504, which fp16 cannot hold, is left to the counts (`new_nonfinite`,
+    `saturated`, `target_peak`).
+    """
+    whole = compare(reference=reference, target=target, unwritten=unwritten)
+    if reference.dtype.kind != "f" or reference.size < 2:
+        return whole
+    cut = _gap(reference)
+    if cut is None and whole.reference_peak < FP16_MAX:
+        return whole
+    sides = [(0.0, FP16_MAX)] if cut is None else [(0.0, cut), (cut, FP16_MAX)]
+    parts = [part for side in sides if (part := _compare(reference, target, within=side)).elements]
+    if not parts:
+        return whole
+    worst = max(parts, key=lambda part: -1.0 if isnan(part.relative_l2) else part.relative_l2)
+    return replace(
+        whole,
+        relative_l2=worst.relative_l2,
+        correlation=worst.correlation,
+        snr_db=worst.snr_db,
+        scale=worst.scale,
+        max_abs_error=worst.max_abs_error,
+    )
+
+
+def _gap(values: np.ndarray) -> float | None:
+    """Magnitude that parts a tensor's numbers in two scales, among those that fp16 holds with all its digits; None
+    for one scale.
+
+    Numbers that spread, as sums and products do, leave no gap. A side with fewer than one in a hundred is no scale of
+    its own, nor are a few numbers that happen to be near zero.
+    """
+    if values.size > SAMPLED:
+        # A gap is one among any of the numbers, and both its sides are common enough to be among these.
+        some = values.reshape(-1)[np.random.default_rng(0).integers(0, values.size, SAMPLED)]
+        if not _cuts(_octaves(some)):
+            return None
+    counts = sum((_octaves(piece) for piece in flat_pieces(values)), np.zeros(OCTAVES, np.int64))
+    for cut, above in _cuts(counts):
+        if min(above, counts.sum() - above) * 100 >= counts.sum() and _several_below(values, cut):
+            return cut
+    return None
+
+
+def _octaves(values: np.ndarray) -> np.ndarray:
+    """Counts magnitudes by octave, from 2**-20 on; those that fp16 does not hold with all digits are left out."""
+    sizes = np.abs(values)
+    if values.dtype != np.float32:
+        usual = sizes[(sizes >= FP16_NORMAL) & (sizes < FP16_MAX)]
+        return np.bincount(np.frexp(usual)[1] + 20, minlength=OCTAVES)
+    # The exponents as they are stored: 127 for [1, 2), which is octave 21 here.
+    counts = np.bincount(sizes.view(np.uint32) >> 23, minlength=256)[106 : 106 + OCTAVES]
+    counts[:7] = 0
+    if counts[36]:
+        counts[36] -= np.count_nonzero((sizes >= FP16_MAX) & (sizes < 2.0**16))
+    counts[37:] = 0
+    return counts
+
+
+def _cuts(counts: np.ndarray) -> list[tuple[float, int]]:
+    """Returns where enough octaves in a row are empty, each with how many numbers lie above."""
+    filled = np.flatnonzero(counts)
+    return [
+        (2.0 ** (int(high) - 20 - 1), int(counts[high:].sum()))
+        for low, high in pairwise(filled)
+        if high - low > GAP_OCTAVES
+    ]
+
+
+def _several_below(values: np.ndarray, cut: float) -> bool:
+    """Whether a smaller scale holds several numbers: rows that repeat, as padding makes them, repeat their number near
+    zero too. fp16 tells them from others."""
+    found: set[float] = set()
+    for piece in flat_pieces(values):
+        sizes = np.abs(piece)
+        small = sizes[(sizes >= FP16_NORMAL) & (sizes < cut)]
+        found.update(np.unique(small.astype(np.float16)).tolist())
+        if len(found) >= SMALL_SIDE:
+            return True
+    return False
+
+
+def true_infinities(reference: np.ndarray, target: np.ndarray) -> bool:
+    """Whether all that is newly non-finite in a target is an infinity of the right sign where the reference passes
+    65504.
+
+    That is what fp16 makes of a large number, and may be harmless: a softmax takes -1e9 and -infinity alike.
+    """
+    with np.errstate(invalid="ignore"):
+        beyond = (np.abs(reference) >= FP16_MAX) & (target == np.copysign(np.inf, reference))
+    return bool((np.isfinite(target) | beyond | ~np.isfinite(reference)).all())
+
+
+def out_of_line(comparison: Comparison | None, allowed: float) -> bool:
+    """Whether a comparison shows more than an allowed relative L2 error, or anything non-finite that the reference
+    has not."""
+    if comparison is None:
+        return False
+    if not comparison.finite_agreement:
+        return True
+    return not isnan(comparison.relative_l2) and comparison.relative_l2 > allowed

@@ -1,0 +1,405 @@
+"""Heal and continue: find what is wrong, give what reads it torch's own value, look again, until the rest runs clean.
+
+A first fault can hide a second (zeros overflow nothing) and can make one up (garbage overflows everything). So what
+follows a suspect is believed only at healed inputs, and what shows only there is called hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bisect_litert.devices.jobs import NOT_RUN, JobResult
+from bisect_litert.graphs.emulation import Rounding, round_array
+from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
+from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale, out_of_line, true_infinities
+from bisect_litert.measuring.readings import OUTPUT, Errors, Runs, Values, build, measure
+from bisect_litert.record import Cause, Culprit, RunName
+from bisect_litert.search.blame import Blamer, Investigation, void
+from bisect_litert.search.culprits import (
+    Reading,
+    amplification,
+    faulty,
+    find_faults,
+    find_loss,
+    hints_at_range,
+    upstream,
+)
+from bisect_litert.verdicts import diagnosis
+
+MAX_ROUNDS = 8
+
+
+@dataclass
+class Found:
+    """What came of it."""
+
+    readings: list[Reading] = field(default_factory=list)
+    """Of the first round: what the shipped graph does."""
+    errors: dict[RunName, Errors] = field(default_factory=dict)
+    rounding: Errors | None = None
+    values: dict[str, Values] = field(default_factory=dict)
+    culprits: list[Culprit] = field(default_factory=list)
+    scenes: dict[str, tuple[Reading, TappedGraph]] = field(default_factory=dict)
+    """Each culprit's reading and the graph it was found in."""
+    joined: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Blocks that read a culprit's inside past its end and cannot be told from it, by the culprit's block."""
+    lost: list[Culprit] = field(default_factory=list)
+    """Blocks that lose digits or flush small numbers while every model output stays in line: notes."""
+    unsettled: frozenset[str] = frozenset()
+    """Blocks that are wrong behind a culprit and could not be looked at with the culprit healed, or in a run that
+    tells nothing of any block."""
+    compounding: bool = False
+    healed_right: bool = False
+    """Whether every output is in line once the culprits are healed, or nothing lies behind them."""
+    healed: str = ""
+    """What the outputs did once the culprits were healed, in a sentence."""
+    results: list[JobResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def investigate(case: Investigation) -> Found:
+    """Runs rounds of heal and continue and returns culprits in data flow order."""
+    return _Rounds(case).run()
+
+
+class _Rounds:
+    def __init__(self, case: Investigation) -> None:
+        self.case, self.found = case, Found()
+        self.confirmed: dict[str, Culprit] = {}
+        self.suspects: dict[str, Reading] = {}
+        """Seen behind another suspect; to be confirmed at healed inputs."""
+        self.cleared: set[str] = set()
+        self.pending: dict[str, Culprit] = {}
+        """Lost digits: culprits only if an output is out of line once everything else is healed."""
+        self.merged: set[str] = set()
+        """Healed with a culprit whose inner tensors they read, since the two cannot be told apart."""
+        self.regions: dict[str, list[int]] = {}
+        for tap in case.taps:
+            if tap.tensor >= 0:
+                self.regions.setdefault(tap.block, []).append(tap.tensor)
+        self.walls = [t for own in self.regions.values() for t in own]
+        self.entangled = case.original.shared_insides(self.regions, self.walls)
+        self.blamer = Blamer(case)
+        self._measured: dict[str, Errors] = {}
+
+    def run(self) -> Found:
+        case, found = self.case, self.found
+        graph, results, healed = case.base, dict(case.first), set[str]()
+        for number in range(MAX_ROUNDS):
+            self._round(number, graph, results, healed)
+            targets = (set(self.confirmed) | set(self.suspects) | self.merged) - {OUTPUT}
+            if targets <= healed:
+                break
+            healed = targets
+            further = self._healed_graph(healed)
+            if further is None:  # nothing but outputs lies behind them
+                found.healed_right = True
+                break
+            graph = further
+            kinds = [CPU, HALF, ROUNDING, *([GPU] if case.target == GPU else [])]
+            results = case.evaluator.run(graph, kinds, f"-healed{number + 1}")
+            found.results += results.values()
+            lost = results[case.target]
+            if not lost.ok or void(case.evaluator.values(lost, graph)):
+                why = lost.detail or "it writes nothing"
+                what = "is not known yet" if lost.status == NOT_RUN else "does not run alone"
+                found.notes.append(f"What lies behind {', '.join(sorted(healed))} {what}: {why}.")
+                break
+        else:
+            found.notes.append(f"Stopped after {MAX_ROUNDS} rounds of healing; there may be more culprits.")
+        self._explain_repaired()
+        order = {block: i for i, block in enumerate(dict.fromkeys([t.block for t in case.taps]))}
+        found.culprits = sorted(self.confirmed.values(), key=lambda c: order.get(c.block, len(order)))
+        found.lost = list(self.pending.values())
+        found.unsettled = frozenset(self.suspects)
+        return found
+
+    def _round(self, number: int, graph: TappedGraph, results: dict[str, JobResult], healed: set[str]) -> None:
+        """Measures one graph, with the fp32 control if something is left to explain, and believes what can be."""
+        case, found = self.case, self.found
+        readings, runs = self._read(graph, results, healed)
+        known = set(self.confirmed) | self.cleared
+        wrong = any(r.block not in known and faulty(r, case.settings) for r in readings)
+        if (wrong or self._off(readings)) and case.target == GPU:
+            control = case.evaluator.run(graph, [GPU_FP32], f"-healed{number}" if number else "")
+            found.results += control.values()
+            results.update(control)
+            readings, runs = self._read(graph, results, healed)
+        if number == 0:
+            found.readings = readings
+            self._keep(runs)
+        before = len(self.confirmed) + len(self.merged)
+        self._confirm(readings, number, healed, graph)
+        if len(self.confirmed) + len(self.merged) == before and not self.suspects:
+            self._explain_outputs(readings, number, graph)
+
+    def _off(self, readings: Sequence[Reading]) -> bool:
+        return any(out_of_line(r.cumulative, self.case.settings.output_limit) for r in self._outputs(readings))
+
+    def _outputs(self, readings: Sequence[Reading]) -> list[Reading]:
+        """The outputs that healing can put right: a culprit's own cannot, since nothing reads it."""
+        guilty = set(self.confirmed) | self.merged
+        return [r for r in readings if r.output and r.block not in guilty]
+
+    def _explain_outputs(self, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
+        """With every fault healed: what, if anything, still puts an output out of line?"""
+        if not self._off(readings):
+            self.found.healed_right = number > 0
+            self.found.healed = self._outcome(readings, off=False) if number else ""
+            return
+        if self.pending:
+            self.confirmed.update(self.pending)
+            self.pending.clear()
+            return
+        jumps, _ = find_loss(readings, self.case.settings)
+        jumps = [b for b in jumps if b not in self.confirmed and b not in self.merged]
+        for block in jumps:
+            self._blame_loss(block, readings, number, graph)
+        if not jumps:
+            self.found.compounding = not self.confirmed
+            self.found.healed = self._outcome(readings, off=True) if number else ""
+
+    def _explain_repaired(self) -> None:
+        """Digits lost before a fault: healing the fault with torch's value hides them, repairing it would not.
+
+        One torch forward computes the faults and all that follows from what the target handed them. If an output is
+        off then, what came before is to blame as well.
+        """
+        case, found = self.case, self.found
+        values = found.values.get(case.target)
+        hard = {b for b, c in self.confirmed.items() if c.cause is not Cause.PRECISION_LOSS}
+        if not hard or values is None:
+            return
+        before = upstream(found.readings)
+        sound = [
+            r for r in found.readings if not r.output and not ({r.block} | before.get(r.block, frozenset())) & hard
+        ]
+        kept = {r.tap: values.taps[r.tap] for r in sound if r.tap in values.taps}
+        outputs = case.force(kept).outputs
+        errors = [
+            compare_by_scale(reference=case.truth.outputs[label], target=value)
+            for label, value in outputs.items()
+            if value.dtype.kind == "f" and label in case.owners
+        ]
+        off = [c for c in errors if out_of_line(c, case.settings.output_limit)]
+        if not off or not kept:
+            return
+        lossy = [r.block for r in sound if r.block in self.pending]
+        if lossy:
+            self.confirmed.update({b: self.pending.pop(b) for b in dict.fromkeys(lossy)})
+            return
+        jumps, _ = find_loss(sound, case.settings, max(c.relative_l2 for c in off))
+        for block in jumps:
+            if block not in self.confirmed:
+                self._blame_loss(block, found.readings, 0, case.base)
+
+    # -- measuring -----------------------------------------------------------------------------------------------------
+
+    def _read(
+        self, graph: TappedGraph, results: Mapping[str, JobResult], healed: set[str]
+    ) -> tuple[list[Reading], Runs]:
+        case = self.case
+        # A tensor is healed under every name it has: a view or a dropout behind a culprit hands on the same one.
+        own = {t.tensor for t in case.taps if t.block in healed and t.tensor >= 0}
+        given = {t.key: case.truth.taps[t.key] for t in case.taps if t.tensor in own}
+        errors: dict[str, Errors] = {}
+        for kind in (CPU, HALF, ROUNDING, GPU, GPU_FP32):
+            if kind in results and results[kind].ok:
+                values = case.evaluator.values(results[kind], graph)
+                if not healed:
+                    self.found.values[kind] = values
+                job = results[kind].id
+                if job not in self._measured:
+                    self._measured[job] = measure(values, case.truth, case.force, given)
+                errors[kind] = self._measured[job]
+        runs = Runs(
+            target=errors[case.target],
+            rounding=errors.get(ROUNDING),
+            half=errors.get(HALF),
+            cpu=errors.get(CPU),
+            fp32=errors.get(GPU_FP32),
+            uncontrolled=GPU_FP32 in results and not results[GPU_FP32].ok,
+        )
+        # Two kinds of CPU kernels that differ say what fp32 costs, not that the file is wrong.
+        judged = runs if case.judges_conversion else replace(runs, cpu=None)
+        return build(case.taps, case.owners, judged, case.links, case.fp32_cost, frozenset(given), case.steps), runs
+
+    def _keep(self, runs: Runs) -> None:
+        named = {RunName.CPU: runs.cpu}
+        if self.case.settings.fp32:
+            named[RunName.GPU_FP32] = runs.target if self.case.target == GPU else None
+        else:
+            named |= {RunName.FP16: runs.half, RunName.GPU_FP32: runs.fp32}
+            if self.case.target == GPU:
+                named[RunName.GPU] = runs.target
+        self.found.errors = {name: e for name, e in named.items() if e is not None}
+        self.found.rounding = runs.rounding
+
+    def _healed_graph(self, healed: set[str]) -> TappedGraph | None:
+        case = self.case
+        given = {}
+        for tap in case.taps:
+            if tap.block in healed and tap.tensor >= 0 and tap.layout is not None:
+                given[tap.tensor] = tap.layout.from_torch(
+                    case.truth.taps[tap.key], case.original.tensors[tap.tensor].shape
+                )
+        # What others read of a healed block's inside is given to them, too; the block itself is still seen.
+        within: dict[int, frozenset[int]] = {}
+        for others in self.entangled.values():
+            for owner in healed & others.keys():
+                made = frozenset(t for op in case.original.inside(self.regions[owner], self.walls) for t in op.outputs)
+                within |= {t: made for t in others[owner] if self._can_be_given(owner, t)}
+        return heal(case.base, given | {t: case.values[t] for t in within}, within)
+
+    def _can_be_given(self, owner: str, tensor: int) -> bool:
+        """Whether the CPU's value of a tensor inside a block is its true one, and fp16 can hold it."""
+        culprit = self.confirmed.get(owner)
+        converted = culprit is not None and culprit.cause is Cause.CONVERSION
+        value = self.case.values.get(tensor)
+        return not converted and value is not None and value.dtype == np.float32 and self._fits(tensor)
+
+    # -- judging -------------------------------------------------------------------------------------------------------
+
+    def _confirm(self, readings: Sequence[Reading], number: int, healed: set[str], graph: TappedGraph) -> None:
+        """Believes what stands behind no other suspect, or is wrong at healed inputs too; keeps the rest as
+        suspects."""
+        settings = self.case.settings
+        wrong = find_faults(readings, settings)
+        before = upstream(readings)
+        for block in [b for b in self.suspects if b not in wrong]:
+            if self._inputs_sound(block, before, healed, wrong):
+                self.cleared.add(block)
+                del self.suspects[block]
+        for block in wrong:
+            if block in self.confirmed or block in self.cleared:
+                continue
+            reading = self.blamer.worst(readings, block)
+            if not self._inputs_sound(block, before, healed, wrong):
+                self.suspects[block] = reading
+                continue
+            if self._inseparable(block, readings, number):
+                self.merged.add(block)
+                self.cleared.add(block)
+                self.suspects.pop(block, None)
+                continue
+            hidden = number > 0 and block not in self.suspects
+            self.suspects.pop(block, None)
+            self.found.scenes[block] = (reading, graph)
+            culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target), graph)
+            first = self._told_already(culprit)
+            if first:
+                found = self.found.joined
+                found[first] = (*found.get(first, ()), block)
+                self.merged.add(block)
+                self.cleared.add(block)
+            elif self._harmless(culprit, reading, readings):
+                self.pending[block] = culprit
+                self.cleared.add(block)
+            else:
+                self.confirmed[block] = culprit
+        for reading in readings:
+            block = reading.block
+            if block in self.confirmed or block in self.cleared or block in self.suspects or reading.output:
+                continue
+            # An overflow in a branch that a skip path outweighs: small in the output, and no rounding either.
+            if hints_at_range(reading) and self._inputs_sound(block, before, healed, wrong):
+                self.found.scenes[block] = (reading, graph)
+                quiet = self.blamer.hidden_overflow(reading, number > 0, graph)
+                if quiet is None:
+                    self.cleared.add(block)
+                else:
+                    self.confirmed[block] = quiet
+
+    def _inputs_sound(
+        self, block: str, before: Mapping[str, frozenset[str]], healed: set[str], wrong: Sequence[str]
+    ) -> bool:
+        return not any(b in wrong and b not in healed and b not in self.cleared for b in before.get(block, ()))
+
+    def _inseparable(self, block: str, readings: Sequence[Reading], number: int) -> bool:
+        """Whether a block's fault may be no more than that of a culprit before it, even at healed inputs.
+
+        It may when the block reads the culprit's inner tensors past the point where the culprit is healed, or when
+        what it is given, in PyTorch's own values, does not fit into fp16 in the first place.
+        """
+        guilty = set(self.confirmed) | self.merged
+        if number and block not in self.suspects:
+            inner = self.entangled.get(block, {})
+            if any(not self._can_be_given(other, t) for other in guilty & inner.keys() for t in inner[other]):
+                return True
+        shared = {t for other in guilty for t in (*self.regions.get(other, ()), *self._reads(other))}
+        return any(t in shared and not self._fits(t) for t in self._reads(block))
+
+    def _told_already(self, culprit: Culprit) -> str:
+        """The culprit that leaves the range at the very op at which another block does: one fault, read past its
+        end."""
+        if culprit.op < 0:
+            return ""
+        same = (b for b, c in self.confirmed.items() if (c.op, c.cause) == (culprit.op, culprit.cause))
+        return next(same, "")
+
+    def _reads(self, block: str) -> frozenset[int]:
+        """The taps and graph inputs a block follows from."""
+        return self.case.original.sources(self.regions.get(block, ()), self.walls)
+
+    def _fits(self, tensor: int) -> bool:
+        """Whether fp16 can hold a tensor's true value."""
+        value = self.case.values.get(tensor)
+        if value is None or value.dtype != np.float32:
+            return True
+        held = compare(reference=value, target=round_array(value, Rounding.HALF))
+        return not out_of_line(held, self.case.settings.output_limit)
+
+    def _harmless(self, culprit: Culprit, reading: Reading, readings: Sequence[Reading]) -> bool:
+        """Whether a fault counts only if an output suffers.
+
+        Lost digits do, a conversion that costs less than fp16 does, and small numbers that became zero, and numbers
+        beyond 65504 that became the infinity of their sign while everything behind them stays in line, as a mask of
+        -1e9 does in front of a softmax.
+        """
+        local = reading.local
+        if culprit.cause is Cause.PRECISION_LOSS:
+            return True
+        if culprit.cause is Cause.CONVERSION:
+            # Another formula for the same function; fp16 costs more.
+            return reading.cpu is not None and reading.cpu.finite_agreement and reading.cpu.relative_l2 < reading.cost
+        if culprit.cause is not Cause.OVERFLOW or local is None:
+            return False
+        if local.finite_agreement:
+            return culprit.kind == "underflow"
+        values = self.found.values.get(self.case.target)
+        seen = values.taps.get(reading.tap) if values else None
+        if seen is None or culprit.hidden:
+            return False
+        before = upstream(readings)
+        behind = [r for r in readings if reading.block in before.get(r.block, frozenset())]
+        return true_infinities(self.case.truth.taps[reading.tap], seen) and not any(
+            out_of_line(r.cumulative, self.case.settings.output_limit) for r in behind
+        )
+
+    def _blame_loss(self, block: str, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
+        levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}
+        mine = [r for r in readings if r.block == block and r.cumulative is not None]
+        reading = max(mine, key=lambda r: _known(amplification(r, levels)))
+        before = max([FP16_UNIT, *(_known(levels.get(p, 0.0)) for p in reading.parents)])
+        self.found.scenes[block] = (reading, graph)
+        sentences = diagnosis.loss_evidence(reading, before, self.case.settings)
+        self.confirmed[block] = Culprit(
+            block, Cause.PRECISION_LOSS, "", sentences, diagnosis.advice(Cause.PRECISION_LOSS, ""), number > 0
+        )
+
+    def _outcome(self, readings: Sequence[Reading], off: bool) -> str:
+        levels = [r.cumulative.relative_l2 for r in self._outputs(readings) if r.cumulative is not None]
+        if not levels or any(np.isnan(levels)):
+            return ""
+        worst = diagnosis.number(max(levels))
+        if off:
+            return f"With these healed an output is still off by {worst}, which rounding compounds to behind them."
+        right = f"the rest comes out right (outputs within {worst})"
+        return f"Given {self.case.reference}'s values behind these blocks, {right}."
+
+
+def _known(value: float) -> float:
+    return 0.0 if value != value else value

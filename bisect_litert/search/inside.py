@@ -1,0 +1,231 @@
+"""From block to op to line: looks into each culprit and says what its ops, its source and control runs add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import nan
+
+from bisect_litert.graphs.emulation import allowance
+from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.evaluation import GPU
+from bisect_litert.measuring.metrics import FP16_UNIT, out_of_line
+from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, Cause, Culprit, Mark, OpResult, Settings
+from bisect_litert.search.counterfactual import Controls
+from bisect_litert.search.culprits import UNEXPLAINED, Reading
+from bisect_litert.search.pricing import MAX_OPS, OpPrice, Priced, Pricer, Scene
+from bisect_litert.search.proving import PROVABLE, fused_region, prove
+from bisect_litert.search.sources import OpSources, Place
+from bisect_litert.verdicts import advice, diagnosis
+from bisect_litert.verdicts.confidence import Circumstances, confidence
+from bisect_litert.verdicts.diagnosis import number
+
+MAX_LOOKED_INTO = 6
+"""Culprits beyond these are named but not opened: the first ones are what a person acts on."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What looking inside needs."""
+
+    pricer: Pricer
+    sources: OpSources
+    controls: Controls | None
+    """Control runs on the graph as it ships; None when the taps live in another graph or nothing runs on a GPU."""
+    graph: Graph
+    blocks: Sequence[str]
+    """The selected blocks' calls."""
+    classes: Mapping[str, str]
+    """Class name by module path."""
+    around: Circumstances
+    settings: Settings
+    say: Callable[[str], None]
+    """Told which culprit is being looked into."""
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Blocks that cannot be told from a culprit, by the culprit's block: what proves it is to leave them out, too."""
+
+
+def look_inside(culprits: Sequence[Culprit], scenes: dict[str, Scene], tools: Tools) -> list[Culprit]:
+    """Adds op, region, module, source line, proof and confidence to culprits.
+
+    Whatever cannot be measured is left empty; a culprit never gets worse by being looked into.
+    """
+    found = []
+    for position, culprit in enumerate(culprits):
+        scene = scenes.get(culprit.block)
+        if position < MAX_LOOKED_INTO and scene is not None:
+            tools.say(culprit.block)
+            culprit = _open(culprit, scene, tools)
+        found.append(culprit)
+    if tools.controls is not None:
+        groups = {c.block: (c.block, *tools.joined.get(c.block, ())) for c in found}
+        ops = {b: sorted({op.index for m in own for op in tools.pricer.ops_of(m)}) for b, own in groups.items()}
+        found = prove(found, ops, tools.controls, tools.settings.output_limit, tools.joined)
+    known = [_advised(c, scenes.get(c.block), tools) for c in found]
+    return _unique(_relocated(c, tools.blocks) for c in known)
+
+
+def _unique(culprits: Iterable[Culprit]) -> list[Culprit]:
+    """Drops a culprit whose block another one of the same cause was traced to before it."""
+    found: dict[tuple[str, Cause], Culprit] = {}
+    for culprit in culprits:
+        found.setdefault((culprit.block, culprit.cause), culprit)
+    return list(found.values())
+
+
+def _advised(culprit: Culprit, scene: Scene | None, tools: Tools) -> Culprit:
+    """Adds the rewrite that fits, the known issue, and how sure the verdict is."""
+    op = next((o for o in culprit.ops if o.index == culprit.op), None)
+    operands = [tools.graph.tensors[t] for t in tools.graph.ops[culprit.op].inputs if t >= 0] if op else []
+    constants = [t for t in operands if t.constant]
+    entry = advice.find(
+        culprit.cause,
+        culprit.kind,
+        op.type if op else culprit.operator,
+        tools.classes.get(culprit.module, tools.classes.get(culprit.block.split("@")[0], "")),
+        len(op.shape) if op else None,
+        bool(constants) if op else None,
+        constant_rows=any(len(t.shape) > 0 and t.shape[0] > 1 for t in constants) if op else None,
+        mixed_ranks=len({len(t.shape) for t in operands}) > 1 if op else None,
+        longest=max((n for shape in (op.shape, *(t.shape for t in operands)) for n in shape), default=0)
+        if op
+        else None,
+    )
+    if entry is not None:
+        culprit = replace(culprit, advice=entry.text, upstream=entry.reference)
+    reading = scene.reading if scene else None
+    divisible = any(name.startswith(f"{culprit.block.split('@')[0]}.") for name in tools.classes)
+    word, why = confidence(culprit, reading, tools.around, tools.settings, divisible=divisible)
+    return replace(culprit, confidence=word, confidence_reason=why)
+
+
+def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
+    if culprit.kind == OTHER_WEIGHTS:
+        return culprit
+    if culprit.cause is Cause.CONVERSION:
+        lost = tools.sources.first_lost(culprit.block)
+        if lost is None:
+            return culprit
+        said = f"The first operator whose value the .tflite file no longer has: {lost.code or lost.module}."
+        return replace(
+            culprit,
+            module=lost.module,
+            source=lost.source,
+            code=lost.excerpt,
+            operator=lost.operator,
+            evidence=(*culprit.evidence, said),
+        )
+    if culprit.cause not in PROVABLE:
+        return culprit
+    priced = tools.pricer.price(scene)
+    if priced is None:
+        count = len(tools.pricer.ops_of(culprit.block))
+        if count <= MAX_OPS:
+            return culprit
+        said = f"It has {count} ops, too many to look into at once ({MAX_OPS}): choose smaller blocks to find its op."
+        return replace(culprit, evidence=(*culprit.evidence, said))
+    ops = [p.op for p in priced.ops]
+    places = tools.sources.places(ops, culprit.block)
+    guilty = priced.guilty
+    extra: tuple[str, ...] = priced.evidence
+    if guilty < 0 or culprit.kind == "underflow":
+        # No op is wrong at its own operands: 1/0 is infinite anywhere. The range says which one made the zero.
+        guilty = culprit.op if culprit.op in {op.index for op in ops} else guilty
+    region: tuple[int, ...] = ()
+    if not priced.persists and tools.controls is not None:
+        region, told = fused_region(ops, tools.controls, tools.settings.output_limit, healed=priced.readable)
+        guilty, extra = (region[-1] if region else -1), (*extra, *told)
+    results = tuple(_result(p, places.get(p.op.index, Place()), tools.graph, guilty) for p in priced.ops)
+    culprit = replace(culprit, ops=results)
+    if guilty < 0:
+        return replace(culprit, evidence=(*culprit.evidence, *extra))
+    place = places.get(guilty, Place())
+    culprit = _settled(culprit, next(p for p in priced.ops if p.op.index == guilty), scene.reading, tools)
+    return replace(
+        culprit,
+        op=guilty,
+        region=region,
+        module=place.module,
+        source=place.source,
+        code=place.excerpt,
+        evidence=(*culprit.evidence, *_op_evidence(priced, guilty), *extra),
+    )
+
+
+def _settled(culprit: Culprit, guilty: OpPrice, reading: Reading, tools: Tools) -> Culprit:
+    """Without an fp32 control, lets the guilty op tell lost digits from a wrong kernel.
+
+    A block holds sums of all lengths, and long ones may cost in fp16 what a wrong kernel does; an op that adds up
+    nothing cannot.
+    """
+    doubtful = culprit.cause in (Cause.PRECISION_LOSS, Cause.WRONG_KERNEL) and reading.uncontrolled
+    if not doubtful or not guilty.wrong:
+        return culprit
+    room = max(UNEXPLAINED, 2 * allowance(tools.graph, [guilty.op]) ** 2 * FP16_UNIT)
+    cause = Cause.WRONG_KERNEL if out_of_line(guilty.local, room) else Cause.PRECISION_LOSS
+    if cause is culprit.cause:
+        return culprit
+    kind = NO_CONTROL if cause is Cause.WRONG_KERNEL else ""
+    sentences = diagnosis.evidence(reading, cause, tools.settings, None, "", GPU)
+    return replace(culprit, cause=cause, kind=kind, evidence=sentences, advice=diagnosis.advice(cause, kind))
+
+
+def _relocated(culprit: Culprit, blocks: Sequence[str]) -> Culprit:
+    """Moves a culprit to the block its op belongs to, where that is not the one whose output showed the fault.
+
+    Code of a parent that runs between its children shows at the next child's output. The parent is to blame, if it
+    was selected. Any other block is over by then, or has not begun: a name that says so was joined of several.
+    """
+    own, module = culprit.block.split("@")[0], culprit.module
+    if not module or module == own or module.startswith(own + "."):
+        return culprit
+    around = [b for b in blocks if own.startswith(b.split("@")[0] + ".")]
+    parents = [b for b in around if module == b.split("@")[0] or module.startswith(b.split("@")[0] + ".")]
+    if not parents:
+        said = f"The op lies in {module}, in code that runs before {culprit.block}."
+        return replace(culprit, evidence=(*culprit.evidence, said))
+    parent = max(parents, key=len)
+    said = f"The op lies in {parent}'s own code; it showed at the output of {culprit.block}."
+    return replace(culprit, block=parent, evidence=(*culprit.evidence, said))
+
+
+def _result(price: OpPrice, place: Place, graph: Graph, guilty: int) -> OpResult:
+    op, tensors = price.op, graph.tensors
+    out = op.outputs[0] if op.outputs else -1
+    mark = Mark.CULPRIT if op.index == guilty else Mark.NOTE if price.wrong else Mark.OK
+    return OpResult(
+        index=op.index,
+        type=op.type,
+        tensor=tensors[out].name if out >= 0 else "",
+        shape=tensors[out].shape if out >= 0 else (),
+        inputs=tuple(tensors[t].shape for t in op.inputs),
+        module=place.module,
+        source=place.source,
+        code=place.code,
+        local=price.local,
+        reference_peak=price.peak,
+        accumulated=price.accumulated,
+        contribution=price.contribution,
+        mark=Mark.UNKNOWN if price.local is None and mark is Mark.OK else mark,
+    )
+
+
+def _op_evidence(priced: Priced, guilty: int) -> tuple[str, ...]:
+    price = next(p for p in priced.ops if p.op.index == guilty)
+    others = [p.local.relative_l2 for p in priced.ops if p.local is not None and not p.wrong]
+    quiet = max((v for v in others if v == v), default=nan)
+    name = f"{price.op.type} (op {guilty})"
+    if price.wrong and price.local is not None:
+        bad = price.local
+        what = (
+            f"{bad.new_nonfinite} new non-finite values" if bad.new_nonfinite else f"off by {number(bad.relative_l2)}"
+        )
+        first = f"Of the {len(priced.ops)} ops inside, {name} is the first that is" if others else f"{name} is"
+        rest = f"; those in line are within {number(quiet)}" if others else ""
+        return (f"{first} wrong at its own operands ({what}){rest}.",)
+    if price.contribution == price.contribution:
+        return (
+            f"Rounding the result of {name} alone to 11 bits puts the block's output off by "
+            f"{number(price.contribution)}: that is where the digits go.",
+        )
+    return ()

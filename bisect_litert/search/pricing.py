@@ -1,0 +1,285 @@
+"""Inside a culprit: every op priced at the target's own operands, by one CPU run in which no op sees another's result.
+
+All ops of the block are tapped in the file, the target runs once more, and a CPU graph is made in which each op reads
+the target's tensors as graph inputs. What the CPU makes of an op's own operands against what the target made of them
+is that op's doing alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import nan
+
+import numpy as np
+
+from bisect_litert.devices.jobs import JobResult
+from bisect_litert.graphs.cutting import cut
+from bisect_litert.graphs.dequantised import with_real_weights
+from bisect_litert.graphs.emulation import Rounding, allowance, emulate, round_array
+from bisect_litert.graphs.graph import FEED_PREFIX, Graph, Op
+from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, TappedGraph
+from bisect_litert.measuring.metrics import FP16_UNIT, compare_by_scale, out_of_line
+from bisect_litert.record import Cause, Comparison
+from bisect_litert.search.blame import Investigation
+from bisect_litert.search.culprits import Reading, limit
+from bisect_litert.search.ranges import accumulated_of, swallowed
+
+MAX_OPS = 1024
+"""Blocks with more ops are not looked into at once: so many taps were seen to run together on a GPU."""
+MAX_CONTRIBUTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A culprit where it was found: the graph of that round, what it showed, and why."""
+
+    block: str
+    cause: Cause
+    kind: str
+    reading: Reading
+    graph: TappedGraph
+
+
+@dataclass(frozen=True, slots=True)
+class OpPrice:
+    """What was measured of one op."""
+
+    op: Op
+    local: Comparison | None
+    peak: float
+    accumulated: float
+    contribution: float
+    wrong: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What was measured inside a block."""
+
+    ops: tuple[OpPrice, ...]
+    guilty: int = -1
+    """Index of the op to blame, -1 when none stands out."""
+    persists: bool = True
+    """Whether the block is still wrong when its ops are tapped."""
+    readable: bool = True
+    """Whether its outputs came back at all when its ops were tapped."""
+    evidence: tuple[str, ...] = ()
+    jobs: tuple[JobResult, ...] = field(default=())
+
+
+class Pricer:
+    """Prices the ops of blocks.
+
+    Args:
+        case: What there is to work with.
+    """
+
+    def __init__(self, case: Investigation) -> None:
+        self.case = case
+        self._walls = {t.tensor for t in case.taps if t.tensor >= 0}
+        self._exact = with_real_weights(case.original)
+        self._count = 0
+
+    def ops_of(self, block: str) -> tuple[Op, ...]:
+        """The ops between a block's inputs and its outputs."""
+        return self.case.original.inside(self._ends(block), self._walls)
+
+    def _ends(self, block: str) -> list[int]:
+        case = self.case
+        own = [t.tensor for t in case.taps if t.block == block and t.tensor >= 0]
+        at = {port.name: port.tensor for port in case.original.outputs}
+        own += [at[name] for label, name in case.base.outputs.items() if case.owners.get(label) == block]
+        return list(dict.fromkeys(own))
+
+    def price(self, scene: Scene) -> Priced | None:
+        """Prices a culprit's ops on the target; None when the block has too many, or nothing could be run."""
+        ops = self.ops_of(scene.block)
+        if not ops or len(ops) > MAX_OPS:
+            return None
+        self._count += 1
+        readable = False
+        for copies in (True, False):
+            seen, jobs = self._target_values(scene, ops, copies)
+            if seen is None:
+                continue
+            forced, chained, more = self._cpu_values(scene, ops, seen)
+            jobs += more
+            if forced is None:
+                return None
+            ends = [t for t in self._ends(scene.block) if t in seen and t in chained]
+            readable = readable or bool(ends)
+            still = any(
+                out_of_line(
+                    compare_by_scale(reference=chained[t], target=seen[t]), limit(scene.reading, self.case.settings)
+                )
+                for t in ends
+            )
+            if still or scene.cause is Cause.PRECISION_LOSS:
+                return self._judge(scene, ops, seen, forced, chained, ends, jobs)
+        return Priced(self._plain(ops), persists=False, readable=readable)
+
+    # -- runs ----------------------------------------------------------------------------------------------------------
+
+    def _target_values(
+        self, scene: Scene, ops: Sequence[Op], copies: bool
+    ) -> tuple[dict[int, np.ndarray] | None, list[JobResult]]:
+        """The target's own tensors around and inside the block, by index, in the graph's layout."""
+        case, graph = self.case, scene.graph
+        wanted = self._floats(t for op in ops for t in (*op.inputs, *op.outputs))
+        produced = set(graph.graph.producer)
+        missing = [t for t in wanted if t not in graph.names and t in produced]
+        tapped, names = graph.graph.with_taps(missing, copies=copies)
+        both = TappedGraph(tapped, {**graph.names, **names}, graph.outputs, graph.feeds)
+        # A wrong kernel shows in fp32 as well, and there nothing else does.
+        control = scene.cause is Cause.WRONG_KERNEL and case.target == GPU and scene.reading.fp32_ran
+        exact = control or case.settings.fp32
+        kind = GPU_FP32 if control else case.target
+        result = case.evaluator.run(both, [kind], f"-ops{self._count}{'' if copies else '-raw'}")[kind]
+        if not result.ok:
+            return None, [result]
+        tensors = case.original.tensors
+        found = {
+            t: tensors[t].real(np.asarray(result.outputs[n]))
+            for t, n in both.names.items()
+            if t in wanted and n in result.outputs
+        }
+        # What no op of this graph writes is given to it: the model's inputs and healed tensors, rounded as fp16
+        # stores them.
+        fed = {t: value for n, value in graph.feeds.items() for t in wanted if n == f"{FEED_PREFIX}{t:05d}"}
+        made = {t for op in ops for t in op.outputs}
+        given = {t: case.values[t] for t in wanted if t not in found and t in case.values}
+        given.update({t: value for t, value in fed.items() if t not in made})
+        for t, value in given.items():
+            exactly = np.asarray(tensors[t].real(np.asarray(value)), np.float32)
+            found[t] = exactly if exact else round_array(exactly, Rounding.HALF)
+        found = {t: v for t, v in found.items() if not result.unwritten.get(both.names.get(t, ""))}
+        return {t: v.reshape(case.original.tensors[t].shape) for t, v in found.items()}, [result]
+
+    def _floats(self, tensors: Iterable[int]) -> list[int]:
+        graph = self.case.original
+        return [t for t in dict.fromkeys(tensors) if graph.tensors[t].is_real and t in graph.computed]
+
+    def _cpu_values(
+        self, scene: Scene, ops: Sequence[Op], seen: Mapping[int, np.ndarray]
+    ) -> tuple[dict[int, np.ndarray] | None, dict[int, np.ndarray], list[JobResult]]:
+        """The CPU's result of every op at the target's operands, and of the whole block at the target's inputs."""
+        made = self._floats(t for op in ops for t in op.outputs)
+        every = self._floats(t for op in ops for t in op.inputs)
+        forced, job = self._run(self._alone(ops, [t for t in every if t in seen], made), seen, f"forced{self._count}")
+        outside = [t for t in every if t not in made and t in seen]
+        chained, other = self._run(self._alone(ops, outside, made), seen, f"chained{self._count}")
+        return forced, chained or {}, [job, other]
+
+    def _alone(self, ops: Sequence[Op], fed: Sequence[int], outputs: Sequence[int]) -> TappedGraph:
+        """The block's ops as a graph of their own that reads `fed` as inputs."""
+        made = cut(self._exact, ops, fed, outputs)
+        # The values are filled in by _run, which knows them.
+        feeds = {name: np.array(t) for name, t in made.inputs.items()}
+        return TappedGraph(made.graph, {t: name for name, t in made.outputs.items()}, {}, feeds)
+
+    def _run(
+        self, graph: TappedGraph, seen: Mapping[int, np.ndarray], name: str
+    ) -> tuple[dict[int, np.ndarray] | None, JobResult]:
+        tensors = self.case.original.tensors
+        feeds = {n: tensors[int(t)].stored(np.asarray(seen[int(t)], np.float32)) for n, t in graph.feeds.items()}
+        feeds = {n: np.ascontiguousarray(value) for n, value in feeds.items()}
+        ready = replace(graph, feeds=feeds)
+        result = self.case.evaluator.run(ready, [CPU], f"-{name}")[CPU]
+        if not result.ok:
+            return None, result
+        read = {t: tensors[t].real(np.asarray(result.outputs[n])) for t, n in graph.names.items()}
+        return {t: value.reshape(tensors[t].shape) for t, value in read.items()}, result
+
+    # -- judging -------------------------------------------------------------------------------------------------------
+
+    def _plain(self, ops: Sequence[Op]) -> tuple[OpPrice, ...]:
+        return tuple(
+            OpPrice(op, None, self._peak(op), accumulated_of(self.case.original, op, self.case.values), nan, False)
+            for op in ops
+        )
+
+    def _peak(self, op: Op) -> float:
+        values = [self.case.values[t] for t in op.outputs if t in self.case.values]
+        finite = [v[np.isfinite(v)] for v in values if v.dtype.kind == "f"]
+        return max((float(np.abs(v).max(initial=0.0)) for v in finite), default=nan)
+
+    def _judge(
+        self,
+        scene: Scene,
+        ops: Sequence[Op],
+        seen: Mapping[int, np.ndarray],
+        forced: Mapping[int, np.ndarray],
+        chained: Mapping[int, np.ndarray],
+        ends: Sequence[int],
+        jobs: list[JobResult],
+    ) -> Priced:
+        prices = []
+        for base in self._plain(ops):
+            known = [t for t in base.op.outputs if t in seen and t in forced]
+            local = compare_by_scale(reference=forced[known[0]], target=seen[known[0]]) if known else None
+            wrong = self._wrong(base.op, local, forced[known[0]] if known else None) and not (
+                known[0] in chained and swallowed(self.case.original, known[0], ops, chained, seen)
+            )
+            prices.append(replace(base, local=local, wrong=wrong))
+        if scene.cause is Cause.PRECISION_LOSS:
+            prices = self._contributions(scene, prices, seen, chained, ends)
+        guilty = self._guilty(scene, prices)
+        return Priced(tuple(prices), guilty, jobs=tuple(jobs))
+
+    def _wrong(self, op: Op, local: Comparison | None, right: np.ndarray | None) -> bool:
+        settings = self.case.settings
+        stands_for = self.case.original.tensors[op.outputs[0]].quantisation if op.outputs else None
+        step = 0.0
+        if stands_for is not None and right is not None and right.any():
+            step = stands_for.noise / float(np.sqrt(np.mean(np.square(right, dtype=np.float64))))
+        room = min(2 * allowance(self.case.original, [op]) * FP16_UNIT, settings.output_limit)
+        return out_of_line(local, max(settings.ratio_limit * max(FP16_UNIT, step), room))
+
+    def _guilty(self, scene: Scene, prices: Sequence[OpPrice]) -> int:
+        wrong = [p for p in prices if p.wrong]
+        if scene.cause is Cause.OVERFLOW and scene.kind != "underflow":
+            wrong = [p for p in wrong if p.local is not None and not p.local.finite_agreement] or wrong
+        if wrong:
+            return wrong[0].op.index
+        known = [p for p in prices if p.contribution == p.contribution]
+        if not known:
+            return -1
+        # Digits lost once are lost again by whatever handles the same large numbers next: the first of the worst is
+        # the origin.
+        most = max(p.contribution for p in known)
+        if most <= 0:
+            return -1
+        return next(p.op.index for p in known if p.contribution >= most / 2)
+
+    def _contributions(
+        self,
+        scene: Scene,
+        prices: list[OpPrice],
+        seen: Mapping[int, np.ndarray],
+        chained: Mapping[int, np.ndarray],
+        ends: Sequence[int],
+    ) -> list[OpPrice]:
+        """Rounds one op's result at a time and looks at the block's output: whose lost digits are they?"""
+        if not ends or len(prices) > MAX_CONTRIBUTIONS:
+            return prices
+        ops = [p.op for p in prices]
+        made = {t for op in ops for t in op.outputs}
+        outside = [t for t in self._floats(t for op in ops for t in op.inputs) if t not in made and t in seen]
+        alone = self._alone(ops, outside, ends)
+        found = []
+        for price in prices:
+            graph = replace(alone, graph=_round_one(alone.graph, self.case.original, price.op))
+            out, _ = self._run(graph, seen, f"round{self._count}-{price.op.index}")
+            worst = nan
+            for t in ends:
+                if out is not None and t in out:
+                    worst = np.fmax(worst, compare_by_scale(reference=chained[t], target=out[t]).relative_l2)
+            found.append(replace(price, contribution=float(worst)))
+        return found
+
+
+def _round_one(graph: Graph, original: Graph, op: Op) -> Graph:
+    """Rounds the result of one op, and the constants it reads, to 11 bits."""
+    constants = [t for t in op.inputs if original.tensors[t].constant]
+    return emulate(graph, Rounding.SIGNIFICAND, only={*op.outputs, *constants})

@@ -1,0 +1,1 @@
+"""Which tensors are looked at, and whether looking changes anything."""

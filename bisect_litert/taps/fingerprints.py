@@ -1,0 +1,110 @@
+"""Which of many tensors may hold a value: what permutations and reshapes leave alone, taken once of each.
+
+Everything is computed in pieces, so that no tensor is ever copied whole, and compared for all tensors at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from bisect_litert.measuring.pieces import dot, flat_pieces, pairs
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What permutations and reshapes leave alone."""
+
+    nonfinite: int
+    norm: float
+    low: float
+    high: float
+
+
+class Fingerprints(Generic[K]):
+    """Tensors to look values up in.
+
+    Args:
+        values: Tensors, by whatever names them.
+    """
+
+    def __init__(self, values: Mapping[K, np.ndarray]) -> None:
+        self._groups: dict[tuple[int, str], tuple[list[K], np.ndarray]] = {}
+        members: dict[tuple[int, str], list[K]] = {}
+        for key, value in values.items():
+            members.setdefault((value.size, value.dtype.kind), []).append(key)
+        for group, keys in members.items():
+            prints = [fingerprint(values[key]) for key in keys]
+            self._groups[group] = keys, np.array([(p.nonfinite, p.norm, p.low, p.high) for p in prints])
+
+    def near(self, value: np.ndarray, tolerance: float) -> Sequence[K]:
+        """Returns what may hold a value, up to a relative L2 difference; all others certainly do not."""
+        keys, table = self._groups.get((value.size, value.dtype.kind), ([], np.zeros((0, 4))))
+        mine = fingerprint(value)
+        slack = 2 * tolerance * np.maximum(table[:, 1], mine.norm) + 1e-30
+        # The norms and the extremes of two tensors differ by at most the norm of their difference.
+        close = (table[:, 0] == mine.nonfinite) & (np.abs(table[:, 1] - mine.norm) <= slack)
+        close &= (np.abs(table[:, 2] - mine.low) <= slack) & (np.abs(table[:, 3] - mine.high) <= slack)
+        return [keys[i] for i in np.flatnonzero(close)]
+
+
+def fingerprint(values: np.ndarray) -> Fingerprint:
+    """Returns a tensor's fingerprint."""
+    nonfinite, power, low, high = 0, 0.0, inf, -inf
+    for piece in flat_pieces(values):
+        wide = _widened(piece)
+        least, most = float(wide.min()), float(wide.max())
+        if not (least > -inf and most < inf):  # NaN compares as neither
+            finite = wide[np.isfinite(wide)]
+            nonfinite += wide.size - finite.size
+            if not finite.size:
+                continue
+            wide, least, most = finite, float(finite.min()), float(finite.max())
+        power += dot(wide, wide)
+        low, high = min(low, least), max(high, most)
+    if low > high:  # nothing was finite
+        return Fingerprint(nonfinite, 0.0, 0.0, 0.0)
+    return Fingerprint(nonfinite, sqrt(power), low, high)
+
+
+def similar(a: Fingerprint, b: Fingerprint, tolerance: float) -> bool:
+    """Whether two tensors of one size may hold the same value."""
+    slack = 2 * tolerance * max(a.norm, b.norm) + 1e-30
+    near = (abs(x - y) <= slack for x, y in ((a.norm, b.norm), (a.low, b.low), (a.high, b.high)))
+    return a.nonfinite == b.nonfinite and all(near)
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    """L2 distance of two tensors of one size over finite pairs; infinite when they differ in what is not finite."""
+    power = 0.0
+    for left, right in pairs(a, b):
+        x, y = _widened(left), _widened(right)
+        with np.errstate(invalid="ignore"):  # infinities of one sign
+            d = x - y
+        piece = dot(d, d)
+        if not piece < inf:
+            fx, fy = np.isfinite(x), np.isfinite(y)
+            if not np.array_equal(fx, fy) or not np.array_equal(x[~fx], y[~fy], equal_nan=True):
+                return inf
+            d = x[fx] - y[fx]
+            piece = dot(d, d)
+        power += piece
+    return sqrt(power)
+
+
+def _widened(piece: np.ndarray) -> np.ndarray:
+    """Float64, with float32's largest number taken for infinity: CPU kernels clamp sums to it, and masks are made of
+    either."""
+    wide = piece.astype(np.float64)
+    beyond = np.abs(wide) >= FLOAT32_MAX
+    if beyond.any():
+        wide[beyond] = np.copysign(inf, wide[beyond])
+    return wide

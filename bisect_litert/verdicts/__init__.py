@@ -1,0 +1,1 @@
+"""From numbers to words: evidence, advice, how sure, the last word."""

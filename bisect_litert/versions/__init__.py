@@ -1,0 +1,1 @@
+"""Other versions of the runtime, each in an environment of its own."""
