@@ -298,7 +298,7 @@ class _Bisection:
                     f"The tapped graph has no result: {choice.why_not}",
                     hint="Run the entries of the export on the device, bring the results back, and ingest them.",
                 )
-            if not choice.agrees and tapped.shipped is not None:
+            if choice.gpu and not choice.agrees and tapped.shipped is not None:
                 # What a second conversion no longer folds may leave the range in between, or come right.
                 self._measure(plain, inputs, self._as_shipped(shown, tapped.shipped), place, None)
                 return
