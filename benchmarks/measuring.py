@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ class Watched:
     """What a command took."""
 
     seconds: float
+    cpu: float
+    """Seconds of processor time, of all that it started too."""
     code: int
     output: str
     parent: float
@@ -43,7 +46,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str] = {}) -> Watche
     would start with its parent's. Linux only; elsewhere the peaks are 0.
     """
     with tempfile.TemporaryFile("w+") as out:
-        started = time.perf_counter()
+        started, before = time.perf_counter(), _cpu_of_children()
         child = subprocess.Popen(
             command,
             stdout=out,
@@ -60,7 +63,12 @@ def watch(command: Sequence[str], environment: Mapping[str, str] = {}) -> Watche
             time.sleep(EVERY)
         seconds = time.perf_counter() - started
         out.seek(0)
-        return Watched(seconds, child.returncode, out.read(), *own, *worker)
+        return Watched(seconds, _cpu_of_children() - before, child.returncode, out.read(), *own, *worker)
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _larger(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

@@ -11,6 +11,9 @@ round:
 - the GPU compiles and runs that the verdict needs: all that the run made but the second look at whether the GPU repeats
   itself. They are run again from the request folders of the warming-up run, in a worker with nothing beside it.
 
+The last column is the same of processor time, all processes together: a busy machine disturbs it less, and what
+overlaps does not hide in it.
+
 The first run fills the shader cache and is not counted. `--stages` also prints where the last run's time went.
 """
 
@@ -39,7 +42,7 @@ from bisect_litert.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 PARTS = """
-import json, sys, time
+import json, os, sys, time
 import numpy as np
 from pathlib import Path
 start = time.perf_counter()
@@ -74,7 +77,8 @@ with Runner(folder / "parts") as runner:
             if result.ok:
                 took["gpu"] += result.seconds
                 took["gpu_runs"] += 1
-print(json.dumps(took))
+print(json.dumps(took), flush=True)
+os._exit(0)  # taking torch apart again is no part
 """
 
 
@@ -84,7 +88,7 @@ def parts(model: str, requests: Path) -> dict[str, float]:
         done = measuring.watch([sys.executable, "-c", PARTS, model, folder, str(requests)])
     if done.code:
         raise SystemExit(f"the parts of {model} could not be timed: {done.code}")
-    return dict(json.loads(done.output.splitlines()[-1]))
+    return {**json.loads(done.output.splitlines()[-1]), "parts_cpu": done.cpu}
 
 
 def warmed(model: str, blocks: str, requests: Path) -> None:
@@ -124,7 +128,7 @@ def main() -> None:
     measuring.show(about)
     names = ("imports", "convert", "forward", "cpu", "gpu")
     print(f"{'model':<16} {'verdict':<12} {'whole s':>8} " + " ".join(f"{name:>8}" for name in names)
-          + f" {'runs':>5} {'ratio':>6} {'aim':>5}")  # fmt: skip
+          + f" {'runs':>5} {'ratio':>6} {'aim':>5} {'CPU ratio':>9}")  # fmt: skip
     for name in arguments.models:
         model, blocks = spec(name)
         with tempfile.TemporaryDirectory() as folder:
@@ -135,15 +139,20 @@ def main() -> None:
                 needed = parts(model, requests)
                 done, record = measuring.bisect(model, blocks, "--no-cache")
                 needed["whole"] = done.seconds
+                needed["whole_cpu"] = done.cpu
+                needed["cpu_ratio"] = done.cpu / needed["parts_cpu"]
                 needed["ratio"] = done.seconds / sum(needed[part] for part in names)
                 samples.append(needed)
         middle = {key: statistics.median(sample[key] for sample in samples) for key in samples[0]}
         aim, cause = AIMS[bool(record["culprits"])], record["verdict"]["cause"]
         about["adapter"] = record["placement"]["adapter"]
         row: dict[str, Any] = {"model": name, "cause": cause, "aim": aim, "samples": samples, **middle}
-        print(f"{Path(name).name:<16} {cause:<12} {middle['whole']:>8.2f} "
-              + " ".join(f"{middle[part]:>8.2f}" for part in names)
-              + f" {middle['gpu_runs']:>5.0f} {middle['ratio']:>6.2f} {aim:>5}", flush=True)  # fmt: skip
+        numbers = " ".join(f"{middle[part]:>8.2f}" for part in names)
+        print(
+            f"{Path(name).name:<16} {cause:<12} {middle['whole']:>8.2f} {numbers} {middle['gpu_runs']:>5.0f} "
+            f"{middle['ratio']:>6.2f} {aim:>5} {middle['cpu_ratio']:>9.2f}",
+            flush=True,
+        )
         if arguments.stages:
             row["stages"] = stages(model, blocks)
             print(row["stages"], flush=True)

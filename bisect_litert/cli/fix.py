@@ -11,7 +11,6 @@ import click
 
 from bisect_litert.cli.printing import emit, progress_console
 from bisect_litert.errors import ExitCode
-from bisect_litert.records.fix_record import FIX_FOLDER
 
 if TYPE_CHECKING:
     from bisect_litert.record import RunRecord
@@ -48,6 +47,7 @@ def fix(
     from bisect_litert.cli.runtimes import interpreter
     from bisect_litert.record import RunRecord
     from bisect_litert.records.environment import other_runtime
+    from bisect_litert.records.fix_record import FIX_FOLDER
     from bisect_litert.reports import fix as report
     from bisect_litert.reports.progress import ProgressDrawer
 
@@ -75,6 +75,7 @@ def fix_after(record: RunRecord, folder: Path, request: BisectRequest, *, quiet:
 
     A run that has nothing to fix keeps its own exit code.
     """
+    from bisect_litert.records.fix_record import FIX_FOLDER
     from bisect_litert.fixing.faults import faults_of
     from bisect_litert.reports import fix as report
     from bisect_litert.reports.outcome import exit_code
