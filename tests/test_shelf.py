@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bisect_litert.measuring.pieces import let_go
 from bisect_litert.models.shelf import Shelf
 
 
@@ -42,3 +44,21 @@ def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_scalar_of_nothing_and_an_empty_array_stay() -> None:
     assert Shelf(0).keep(np.zeros((0, 3))).shape == (0, 3)
     assert float(Shelf(0).keep(np.array(2.5))) == 2.5
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what is resident")
+def test_what_was_read_can_be_let_go_and_is_still_there() -> None:
+    value = np.arange(1 << 20, dtype=np.float32)
+    kept = Shelf(0).keep(value.copy())
+    before = resident()
+    assert np.array_equal(kept, value)
+    assert resident() - before >= value.nbytes // 2
+    let_go(kept.reshape(2, -1)[1:], value)
+    assert resident() - before < value.nbytes // 2
+    assert np.array_equal(kept, value)
+
+
+def resident() -> int:
+    """Bytes of files that are mapped into this process and in memory."""
+    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("RssFile:"))
+    return int(line.split()[1]) * 1024

@@ -75,8 +75,8 @@ def fix_after(record: RunRecord, folder: Path, request: BisectRequest, *, quiet:
 
     A run that has nothing to fix keeps its own exit code.
     """
-    from bisect_litert.records.fix_record import FIX_FOLDER
     from bisect_litert.fixing.faults import faults_of
+    from bisect_litert.records.fix_record import FIX_FOLDER
     from bisect_litert.reports import fix as report
     from bisect_litert.reports.outcome import exit_code
     from bisect_litert.reports.progress import ProgressDrawer

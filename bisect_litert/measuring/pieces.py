@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 
 import numpy as np
@@ -53,3 +54,16 @@ def pairs(one: np.ndarray, other: np.ndarray, size: int = PIECE) -> Iterator[tup
         for piece in flat_pieces(one, size):
             yield piece, flat[done : done + piece.size]
             done += piece.size
+
+
+def let_go(*arrays: np.ndarray) -> None:
+    """Takes what was read of mapped files out of this process's memory; it comes back when it is read again.
+
+    Else a process that looks at every tensor once is as large as all of them in the end.
+    """
+    for array in arrays:
+        base: object = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap) and not array.flags.writeable and hasattr(mmap, "MADV_DONTNEED"):
+            base.madvise(mmap.MADV_DONTNEED)

@@ -11,6 +11,7 @@ import numpy as np
 from bisect_litert.graphs.emulation import allowance
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import compare_by_scale
+from bisect_litert.measuring.pieces import let_go
 from bisect_litert.record import Comparison, RunErrors, RunName, TapOrigin
 from bisect_litert.search.culprits import Reading
 from bisect_litert.taps.tapper import Layout
@@ -124,11 +125,12 @@ def furthest(runs: Mapping[RunName, Errors], taps: Sequence[Tap]) -> list[str]:
 def _compare(
     reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], unwritten: Mapping[str, int]
 ) -> dict[str, Comparison]:
-    return {
-        key: compare_by_scale(reference=reference[key], target=value, unwritten=unwritten.get(key, 0))
-        for key, value in target.items()
-        if key in reference and reference[key].size == value.size
-    }
+    found = {}
+    for key, value in target.items():
+        if key in reference and reference[key].size == value.size:
+            found[key] = compare_by_scale(reference=reference[key], target=value, unwritten=unwritten.get(key, 0))
+            let_go(reference[key], value)
+    return found
 
 
 def flow(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bisect_litert.errors import InputsError, UnfitReferenceError
-from bisect_litert.measuring.pieces import pairs
+from bisect_litert.measuring.pieces import let_go, pairs
 from bisect_litert.models import eager, structure
 from bisect_litert.models.blocks import Block, module_at
 from bisect_litert.models.shelf import Shelf
@@ -226,6 +226,7 @@ class TorchReference:
                 if value is not None and value.size == tensor.numel():
                     replacements[label] = _tensor_like(value, tensor)
                     forced.add(key)
+                    let_go(value)
             returned += 1
             return replacements
 
@@ -303,6 +304,7 @@ def _difference(first: Forward, second: Forward) -> str:
             left, right = left[~odd].astype(np.float64), right[~odd].astype(np.float64)
             distance = max(distance, float(np.max(np.abs(left - right), initial=0.0)))
             peak = max(peak, float(np.max(np.abs(left), initial=0.0)))
+        let_go(one, other)
         if distance > REPEAT_LIMIT * peak:
             return f"{name} differs by up to {distance:.3g} (its peak is {peak:.3g})"
     return ""

@@ -18,6 +18,7 @@ from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.stored_conversion import Converter
 from bisect_litert.measuring.evaluation import float_outputs
 from bisect_litert.measuring.metrics import compare
+from bisect_litert.measuring.pieces import let_go
 from bisect_litert.models import blocks as block_stage
 from bisect_litert.models.preparation import LoadedModel, describe_inputs
 from bisect_litert.models.reference import Forward, TorchReference, tapped_module
@@ -236,6 +237,7 @@ def differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.nda
     for key, value in target.items():
         if value.dtype.kind == "f" and key in reference and reference[key].shape == value.shape:
             error = compare(reference=reference[key], target=value).relative_l2
+            let_go(reference[key], value)
             if np.isfinite(error):
                 found[key] = error
     return found

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from bisect_litert.measuring.pieces import dot, flat_pieces, pairs
+from bisect_litert.measuring.pieces import dot, flat_pieces, let_go, pairs
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -70,6 +70,7 @@ def fingerprint(values: np.ndarray) -> Fingerprint:
             wide, least, most = finite, float(finite.min()), float(finite.max())
         power += dot(wide, wide)
         low, high = min(low, least), max(high, most)
+    let_go(values)
     if low > high:  # nothing was finite
         return Fingerprint(nonfinite, 0.0, 0.0, 0.0)
     return Fingerprint(nonfinite, sqrt(power), low, high)
@@ -97,6 +98,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
             d = x[fx] - y[fx]
             piece = dot(d, d)
         power += piece
+    let_go(a, b)
     return sqrt(power)
 
 

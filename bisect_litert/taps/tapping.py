@@ -12,6 +12,7 @@ import numpy as np
 from bisect_litert.errors import BisectError
 from bisect_litert.graphs.emulation import SPLIT_LIMIT
 from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.pieces import let_go
 from bisect_litert.measuring.readings import Tap
 from bisect_litert.record import TapOrigin
 from bisect_litert.taps.tapper import NEAR, Finder, Layout
@@ -39,12 +40,13 @@ class Tapping:
     @property
     def tame(self) -> frozenset[int]:
         """Tensors whose CPU values are finite and far from float32's end."""
-        return frozenset(
+        found = set()
+        for t, v in self.values.items():
             # Extremes instead of magnitudes, which would be a copy; NaN is neither above nor below.
-            t
-            for t, v in self.values.items()
-            if v.dtype.kind == "f" and v.size and v.min() > -SPLIT_LIMIT and v.max() < SPLIT_LIMIT
-        )
+            if v.dtype.kind == "f" and v.size and v.min() > -SPLIT_LIMIT and v.max() < SPLIT_LIMIT:
+                found.add(t)
+            let_go(v)
+        return frozenset(found)
 
     def right(self, taken: Mapping[str, np.ndarray]) -> Mapping[int, np.ndarray]:
         """The right value of every tensor, in the graph's layout: PyTorch's at the taps, the CPU's elsewhere.
