@@ -76,6 +76,13 @@ class Tanh(nn.Module):
         return x + torch.tanh(self.fc(x))
 
 
+class QuietTable(Table):
+    """The same in a branch that a skip path outweighs: the block is off by a thousandth."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 2e-3 * super().forward(x)
+
+
 def chain(*blocks: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*blocks).eval()
@@ -124,6 +131,14 @@ def test_what_only_a_second_conversion_does_is_not_held_against_the_model() -> N
     assert "second conversion" in " ".join(record.verdict.notes)
     marks = {b.name: b.mark for b in record.blocks}
     assert (marks["1"], marks["3"]) == (Mark.UNTAPPED, Mark.OK)
+
+
+def test_a_wrong_kernel_that_a_skip_path_outweighs_is_named() -> None:
+    record = on_gpu(chain(Block(16), QuietTable(12), Block(16)), numbers(12, 16))
+    assert found(record) == [("1", Cause.WRONG_KERNEL)]
+    (culprit,) = record.culprits
+    assert culprit.ops[culprit.op - culprit.ops[0].index].type == "ADD"
+    assert max(o.comparison.relative_l2 for o in record.outputs if o.comparison) < record.settings.output_limit
 
 
 def test_overflow_on_the_gpu_and_what_it_hid() -> None:

@@ -18,6 +18,7 @@ from bisect_litert.record import Cause, Comparison, Settings
 from bisect_litert.search.culprits import (
     Reading,
     amplification,
+    asks_for_fp32,
     cause_of,
     faulty,
     find_faults,
@@ -26,10 +27,12 @@ from bisect_litert.search.culprits import (
     limit,
     misconverted,
     out_of_line,
+    quietly_wrong,
     upstream,
 )
 
 SETTINGS = Settings()
+HINTED = {"local": 1e-3, "expected": 2e-4}
 TRUTH = np.random.default_rng(0).standard_normal(400)
 NOISE = np.random.default_rng(1).standard_normal(400)
 NOISE *= np.linalg.norm(TRUTH) / np.linalg.norm(NOISE)
@@ -72,6 +75,27 @@ def reading(
         fp32_ran=fp32 is not None,
         **more,  # type: ignore[arg-type]
     )
+
+
+@pytest.mark.parametrize(
+    ("what", "asks", "wrong"),
+    [
+        ({}, False, False),
+        (HINTED, True, False),
+        # fp32 leaves it where it is: no sum that is long in fp16 explains it
+        ({**HINTED, "fp32": 9e-4}, True, True),
+        # most of it is fp16's, or fp32 itself is no better
+        ({**HINTED, "fp32": 3e-4}, True, False),
+        ({**HINTED, "fp32": 9e-4, "fp32_cost": 1e-5}, True, False),
+        # an error of rounding's size is not looked at, and a file that is off is its own cause
+        ({"fp32": 3e-4}, False, False),
+        ({**HINTED, "fp32": 9e-4, "cpu": 9e-4}, True, False),
+        ({"local": 1e-3, "expected": 9e-4, "fp32": 9e-4}, False, False),
+    ],
+)
+def test_what_a_block_in_line_hides(what: dict[str, Any], asks: bool, wrong: bool) -> None:
+    one = replace(reading(**{k: v for k, v in what.items() if k != "fp32_cost"}), fp32_cost=what.get("fp32_cost", 1e-7))
+    assert (asks_for_fp32(one, SETTINGS), quietly_wrong(one, SETTINGS)) == (asks, wrong)
 
 
 @pytest.mark.parametrize(

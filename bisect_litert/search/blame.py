@@ -132,6 +132,12 @@ class Blamer:
         advice = diagnosis.advice(Cause.OVERFLOW, "")
         return Culprit(reading.block, Cause.OVERFLOW, "", sentences, advice, hidden)
 
+    def quiet_kernel(self, reading: Reading, hidden: bool) -> Culprit:
+        """Names a wrong kernel inside a block whose output hardly shows it."""
+        sentences = diagnosis.evidence(reading, Cause.WRONG_KERNEL, self.case.settings, None, "", self.case.target)
+        advice = diagnosis.advice(Cause.WRONG_KERNEL, "")
+        return Culprit(reading.block, Cause.WRONG_KERNEL, "", sentences, advice, hidden)
+
     def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
         """Whether an output of the model was never written, or holds an operand's values while the graph reads its
         own."""

@@ -19,6 +19,10 @@ UNEXPLAINED = 1e-2
 `Settings.output_limit`."""
 
 
+HINT = 3.0
+"""Times what storing costs that a block in line is off before a run in fp32 is spent on it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What was measured at one tensor of one block call. The order of a sequence of readings is that of the data
@@ -193,6 +197,27 @@ def hints_at_range(reading: Reading) -> bool:
         return False
     rounding = reading.expected.relative_l2 if reading.expected else FP16_UNIT
     return half.relative_l2 > 2 * max(rounding, FP16_UNIT / 2) and local.relative_l2 > half.relative_l2 / 2
+
+
+def asks_for_fp32(reading: Reading, settings: Settings) -> bool:
+    """Whether a block that is in line is off by more than storing its tensors costs.
+
+    A long sum may explain that, or a wrong kernel in a branch that a skip path outweighs. A run in fp32 tells.
+    """
+    local = reading.local
+    if settings.fp32 or local is None or not local.finite_agreement:
+        return False
+    rounding = reading.expected.relative_l2 if reading.expected else FP16_UNIT
+    return local.relative_l2 > HINT * max(rounding, FP16_UNIT / 2)
+
+
+def quietly_wrong(reading: Reading, settings: Settings) -> bool:
+    """Whether a kernel is wrong inside a block that is in line: in fp32 most of its error is still there, and is no
+    rounding of fp32's."""
+    fp32, local = reading.fp32, reading.local
+    if fp32 is None or local is None or not asks_for_fp32(reading, settings) or misconverted(reading, settings):
+        return False
+    return out_of_line(fp32, fp32_limit(reading, settings)) and fp32.relative_l2 > local.relative_l2 / 2
 
 
 def find_loss(readings: Sequence[Reading], settings: Settings, off_by: float | None = None) -> tuple[list[str], bool]:

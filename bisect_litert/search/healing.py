@@ -21,10 +21,12 @@ from bisect_litert.search.blame import Blamer, Investigation, void
 from bisect_litert.search.culprits import (
     Reading,
     amplification,
+    asks_for_fp32,
     faulty,
     find_faults,
     find_loss,
     hints_at_range,
+    quietly_wrong,
     upstream,
 )
 from bisect_litert.verdicts import diagnosis
@@ -74,6 +76,8 @@ class _Rounds:
         self.cleared: set[str] = set()
         self.pending: dict[str, Culprit] = {}
         """Lost digits: culprits only if an output is out of line once everything else is healed."""
+        self.answered: set[str] = set()
+        """In line, and looked at in fp32 all the same."""
         self.merged: set[str] = set()
         """Healed with a culprit whose inner tensors they read, since the two cannot be told apart."""
         self.regions: dict[str, list[int]] = {}
@@ -123,11 +127,13 @@ class _Rounds:
         readings, runs = self._read(graph, results, healed)
         known = set(self.confirmed) | self.cleared
         wrong = any(r.block not in known and faulty(r, case.settings) for r in readings)
-        if (wrong or self._off(readings)) and case.target == GPU:
+        curious = {r.block for r in readings if asks_for_fp32(r, case.settings)} - known - self.answered
+        if (wrong or curious or self._off(readings)) and case.target == GPU:
             control = case.evaluator.run(graph, [GPU_FP32], f"-healed{number}" if number else "")
             found.results += control.values()
             results.update(control)
             readings, runs = self._read(graph, results, healed)
+            self.answered |= curious
         if number == 0:
             found.readings = readings
             self._keep(runs)
@@ -304,8 +310,11 @@ class _Rounds:
             block = reading.block
             if block in self.confirmed or block in self.cleared or block in self.suspects or reading.output:
                 continue
-            # An overflow in a branch that a skip path outweighs: small in the output, and no rounding either.
-            if hints_at_range(reading) and self._inputs_sound(block, before, healed, wrong):
+            # A fault in a branch that a skip path outweighs: small in the output, and no rounding either.
+            if quietly_wrong(reading, settings) and self._inputs_sound(block, before, healed, wrong):
+                self.found.scenes[block] = (reading, graph)
+                self.confirmed[block] = self.blamer.quiet_kernel(reading, number > 0)
+            elif hints_at_range(reading) and self._inputs_sound(block, before, healed, wrong):
                 self.found.scenes[block] = (reading, graph)
                 quiet = self.blamer.hidden_overflow(reading, number > 0, graph)
                 if quiet is None:
