@@ -38,7 +38,7 @@ kernels.
 
 def measure(name: str) -> tuple[str, dict[str, Any]]:
     """Bisects and fixes one example; returns the adapter and what came of it."""
-    from bisect_litert.bisection import bisect_loaded
+    from bisect_litert.entrances import bisect_loaded
     from bisect_litert.fixing.engine import fix
     from bisect_litert.fixing.finishing import finish
     from bisect_litert.models import preparation

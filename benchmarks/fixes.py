@@ -65,7 +65,7 @@ class Row:
 def fix_case(folder: Path, name: str, out: Path) -> list[Row]:
     """Bisects a case and fixes it; leaves what a user would get."""
     import bisect_litert.models.preparation as preparation
-    from bisect_litert.bisection import bisect_loaded
+    from bisect_litert.entrances import bisect_loaded
     from bisect_litert.fixing.engine import fix
     from bisect_litert.fixing.folder import leave
     from bisect_litert.request import BisectRequest

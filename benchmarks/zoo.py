@@ -192,7 +192,7 @@ def run_case(zoo: ModuleType, name: str, out: Path, options: Mapping[str, Any] |
             if door == "tflite":
                 record = bisect_litert.bisect(module, inputs, blocks="enc.*", out=out, tflite=file, **options)
             else:
-                from bisect_litert.bisection import run_bisection
+                from bisect_litert.entrances import run_bisection
                 from bisect_litert.request import BisectRequest
 
                 request = BisectRequest(model=str(file), inputs=sample, out=out, **options)

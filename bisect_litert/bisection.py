@@ -1,7 +1,6 @@
 """The order of things: load, convert once, tap, run, measure, search, heal, judge, write.
 
-Stages know nothing of each other; this is the one place where they meet. `run_bisection` is what the command line
-calls, `bisect` what Python code calls; both end in `_Bisection`.
+Stages know nothing of each other; this is the one place where they meet. How it is called: entrances.py.
 """
 
 from __future__ import annotations
@@ -9,16 +8,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bisect_litert.bundles import reproduction
+from bisect_litert.bundles.material import material_of
 from bisect_litert.devices import machines
 from bisect_litert.devices.job_queue import JobQueue
 from bisect_litert.devices.jobs import JobResult
@@ -37,128 +35,27 @@ from bisect_litert.measuring.evaluation import (
     start_untapped,
     tap_graph,
 )
-from bisect_litert.measuring.readings import OUTPUT, Forward, flow, furthest, measure_without_forcing
-from bisect_litert.models import model_file
+from bisect_litert.measuring.readings import flow, furthest, measure_without_forcing
 from bisect_litert.record import Artefact, Cause, Culprit, RunName, RunRecord, Verdict
 from bisect_litert.records import run_folder
 from bisect_litert.records.recording import write_record
 from bisect_litert.reports.drawing import Drawer
-from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress
+from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress, Stage
 from bisect_litert.search.blame import Investigation
 from bisect_litert.search.counterfactual import Controls
 from bisect_litert.search.healing import investigate
 from bisect_litert.search.inside import Tools, look_inside
 from bisect_litert.search.pricing import Pricer, Scene
 from bisect_litert.subjects import Located, Subject, Workplace
-from bisect_litert.subjects.opening import of_module, open_subject
 from bisect_litert.taps import tapping
 from bisect_litert.taps.gate import choose_taps
 from bisect_litert.verdicts.confidence import Circumstances
-from bisect_litert.verdicts.judging import Findings, block_ops, judge, settle_death, settle_invalid, settle_taps
+from bisect_litert.verdicts.judging import Findings, judge, settle_death, settle_invalid, settle_taps
 
 _STAND_IN = {False: "The emulated fp16 run", True: "The run on the CPU"}
 
 
-def run_bisection(request: BisectRequest, on_progress: OnProgress) -> RunRecord:
-    """Does the main job.
-
-    Args:
-        request: What to do.
-        on_progress: Told of every stage.
-
-    Returns:
-        The record, already written to the run folder together with its reports.
-
-    Raises:
-        BisectError: The model cannot be tested; exit code 2 or 125.
-        Interrupted: Ctrl-C; carries what was found so far, already written.
-    """
-    machines.check(request)
-    run_folder.check(run_folder.plan(request.out, run_folder.label_of(request.model)), request.force)
-    return bisect_subject(load_subject(request, on_progress), request, on_progress)
-
-
-def load_subject(request: BisectRequest, on_progress: OnProgress) -> Subject:
-    """Loads what a request names.
-
-    Raises:
-        BisectError: It cannot be loaded, or its inputs do not fit.
-    """
-    with _Stage(on_progress, "load model"):
-        return open_subject(request)
-
-
-def bisect_subject(subject: Subject, request: BisectRequest, on_progress: OnProgress) -> RunRecord:
-    """Bisects what is loaded already, into `request.out`; raises as `run_bisection` does."""
-    drawer = Drawer()  # loads matplotlib on the other core while the model is converted
-    try:
-        return _Bisection(subject, request, on_progress, drawer).run()
-    finally:
-        drawer.close()
-
-
-def bisect_loaded(
-    loaded: model_file.LoadedModel, request: BisectRequest, on_progress: OnProgress = lambda _: None
-) -> RunRecord:
-    """Bisects a model that is loaded already, into `request.out`; raises as `run_bisection` does."""
-    return _Bisection(of_module(loaded, request), request, on_progress).run()
-
-
-def bisect(
-    model: Any,
-    inputs: Any,
-    *,
-    blocks: str | Sequence[str] = (),
-    out: Path | str | None = None,
-    name: str = "",
-    on_progress: OnProgress = lambda _: None,
-    **options: Any,
-) -> RunRecord:
-    """Bisects a PyTorch model from Python; the same job as the command line.
-
-    Args:
-        model: A torch.nn.Module.
-        inputs: A tensor, a tuple of positional arguments, or a dict of keyword arguments.
-        blocks: A glob over module paths, or several.
-        out: The run folder; none means that only the record is kept.
-        name: How reports call the model; its class name if empty.
-        on_progress: Told of every stage.
-        **options: Fields of `BisectRequest`, such as seed, tap, time_limit, no_gpu, strict.
-
-    Returns:
-        The run record.
-
-    Raises:
-        BisectError: The model cannot be tested.
-    """
-    patterns = (blocks,) if isinstance(blocks, str) else tuple(blocks)
-    label = name or type(model).__name__
-    with ExitStack() as stack:
-        if out is None:
-            out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bisect-litert-"))) / "run"
-        request = BisectRequest(model=label, blocks=patterns, out=Path(out), **options)
-        machines.check(request)
-        run_folder.check(request.out or Path(), request.force)
-        loaded = model_file.prepare(model, inputs, request.seed, label=label)
-        return _Bisection(of_module(loaded, request), request, on_progress).run()
-
-
-class _Stage:
-    """Reports a stage's start and end."""
-
-    def __init__(self, on_progress: OnProgress, name: str) -> None:
-        self._tell, self._name = on_progress, name
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-        self._tell(Progress(self._name, state="start"))
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._tell(Progress(self._name, state="done", seconds=time.monotonic() - self._started))
-
-
-class _Bisection:
+class Bisection:
     """One run. Its fields are what is known so far, so that an interruption loses nothing."""
 
     def __init__(
@@ -179,6 +76,7 @@ class _Bisection:
         """The runs on the CPU, from when they have ended."""
 
     def run(self) -> RunRecord:
+        """Does it, and leaves the run folder; raises as `entrances.run_bisection` does."""
         self.known.truth = self.subject.check(self._stage)
         if self.known.truth is not None:
             self.known.add_run("torch", time.monotonic() - self.known.clock)
@@ -226,9 +124,9 @@ class _Bisection:
     def _write(self) -> RunRecord:
         return write_record(self.known, self.folder, self.drawer)
 
-    def _stage(self, name: str) -> _Stage:
+    def _stage(self, name: str) -> Stage:
         self.known.last_stage = name
-        return _Stage(self.tell, name)
+        return Stage(self.tell, name)
 
     def _note(self, name: str, seconds: float, detail: str) -> None:
         self.known.add_run(name, seconds, detail=detail)
@@ -307,7 +205,7 @@ class _Bisection:
             self.known.notes.append(f"{choice.why_not} {_STAND_IN[self.request.fp32]} stands in for the GPU.")
         outputs = float_outputs(tapped.graph, tapped.outputs)
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
-        self.known.owners, self.known.graph = _owners(tapped, truth, outputs), tapped.graph
+        self.known.owners, self.known.graph = tapping.owners(tapped, truth, outputs), tapped.graph
         shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
         controls = None
         if self.known.target == GPU:
@@ -400,46 +298,11 @@ class _Bisection:
         if not culprits:
             return
         with self._stage("keep reproductions"):
-            found.notes += reproduction.keep(self.folder, culprits, self._material(tapped))
+            found.notes += reproduction.keep(self.folder, culprits, material_of(self.known, tapped))
             blocks = list(dict.fromkeys(t.block for t in self.known.taps))
             for folder, culprit in reproduction.folders(self.folder, culprits):
                 self.subject.keep_twin(folder, culprit, tapped, blocks)
 
-    def _material(self, tapped: tapping.Tapping) -> reproduction.Material:
-        """What reproductions of the culprits are made of."""
-        located = [t for t in tapped.taps if t.tensor >= 0 and t.layout is not None]
-        ops, truth = block_ops(self.known), self.known.truth
-        assert truth is not None, "it was run"
-
-        def right(block: str) -> dict[int, np.ndarray]:
-            shapes = tapped.graph.tensors
-            return {
-                t.tensor: t.layout.from_torch(truth.taps[t.key], shapes[t.tensor].shape)
-                for t in located
-                if t.block == block and t.layout is not None
-            }
-
-        return reproduction.Material(
-            graph=tapped.graph,
-            values=tapped.values,
-            walls=frozenset(t.tensor for t in located),
-            ops_of=lambda block: ops.get(block, []),
-            right=right,
-            settings=self.settings,
-            emulated=self.known.target != GPU,
-        )
-
 
 def _file(path: Path | None) -> Artefact | None:
     return Artefact.of(path) if path is not None and path.is_file() else None
-
-
-def _owners(tapped: tapping.Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:
-    """The block each float output of the model belongs to: the one that returns it, else what follows them all."""
-    owners: dict[str, str] = {}
-    for label, tensor in outputs.items():
-        same = [t for t in tapped.taps if t.tensor == tensor and tensor >= 0]
-        value = truth.outputs[label]
-        same = same or [t for t in tapped.taps if t.shape == value.shape and np.array_equal(truth.taps[t.key], value)]
-        owners[label] = same[-1].block if same else OUTPUT
-    return owners

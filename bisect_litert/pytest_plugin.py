@@ -88,7 +88,7 @@ def _run(
     model: Any, inputs: Any, blocks: str | Sequence[str], name: str, folder: Path, options: dict[str, Any]
 ) -> tuple[RunRecord | None, str]:
     """Returns the record, or what to say when there is none."""
-    from bisect_litert.bisection import bisect, run_bisection
+    from bisect_litert.entrances import bisect, run_bisection
     from bisect_litert.errors import BisectError
     from bisect_litert.request import BisectRequest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,21 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+class Stage:
+    """Reports a stage's start and end."""
+
+    def __init__(self, on_progress: OnProgress, name: str) -> None:
+        self._tell, self._name = on_progress, name
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+        self._tell(Progress(self._name, state="start"))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._tell(Progress(self._name, state="done", seconds=time.monotonic() - self._started))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ HEAVY = ("torch", "litert_torch", "ai_edge_litert", "matplotlib", "numpy")
 
 
 class Bisection(ModuleType):
-    """Stands in for bisection.py, which needs minutes and torch, and keeps what it was asked."""
+    """Stands in for entrances.py, which needs minutes and torch, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        super().__init__("bisect_litert.bisection")
+        super().__init__("bisect_litert.entrances")
         self.requests: list[BisectRequest] = []
         self.result: RunRecord | BaseException = sample.overflow()
         self.meanwhile: Callable[[Path], object] = lambda folder: None
@@ -65,7 +65,7 @@ class Opening(ModuleType):
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bisection:
     fake = Bisection()
-    monkeypatch.setitem(sys.modules, "bisect_litert.bisection", fake)
+    monkeypatch.setitem(sys.modules, "bisect_litert.entrances", fake)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -435,14 +435,14 @@ def test_a_real_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
         # A background job of a shell is started with Ctrl-C ignored; this one is not to be.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from bisect_litert.records import run_folder
-        fake = types.ModuleType("bisect_litert.bisection")
+        fake = types.ModuleType("bisect_litert.entrances")
         def run_bisection(request, on_progress):
             folder = run_folder.create(request.out, "m", False)
             (folder / "logs").mkdir()
             print("running", flush=True)
             time.sleep(30)
         fake.run_bisection = run_bisection
-        sys.modules["bisect_litert.bisection"] = fake
+        sys.modules["bisect_litert.entrances"] = fake
         from bisect_litert.cli import main
         sys.exit(main(["m.py", "--out", "r"]))
     """

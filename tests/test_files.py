@@ -102,14 +102,14 @@ def test_inputs_that_make_nan_on_the_cpu_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_subject_serves_several_runs(tmp_path: Path) -> None:
-    from bisect_litert import bisection
+    from bisect_litert import entrances
     from bisect_litert.request import BisectRequest
     from bisect_litert.subjects.shared import SharedSubject
 
     request = BisectRequest(model=str(SHIPPED / "keras.tflite"), no_gpu=True)
-    subject = SharedSubject(bisection.load_subject(request, lambda _: None))
+    subject = SharedSubject(entrances.load_subject(request, lambda _: None))
     for name in ("one", "two"):
-        record = bisection.bisect_subject(subject, replace(request, out=tmp_path / name), lambda _: None)
+        record = entrances.bisect_subject(subject, replace(request, out=tmp_path / name), lambda _: None)
         assert [(c.block, c.cause) for c in record.culprits] == [("block1_norm_1", Cause.OVERFLOW)]
 
 

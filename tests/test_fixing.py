@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.fix_examples import EXAMPLES, Does, load
-from bisect_litert import bisection
+from bisect_litert import entrances
 from bisect_litert.errors import UsageError
 from bisect_litert.fixing import engine, faults, patching, rewrites_file, trial
 from bisect_litert.fixing.agreement import Truth, judged
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 def run(module: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path) -> tuple[engine.Fixed, BisectRequest]:
     loaded = preparation.prepare(module, inputs, label="model")
     request = BisectRequest(model="model", blocks=("blocks.*",), out=folder / "run")
-    return engine.fix(loaded, bisection.bisect_loaded(loaded, request), request), request
+    return engine.fix(loaded, entrances.bisect_loaded(loaded, request), request), request
 
 
 @pytest.mark.parametrize("name", ["rms-norm", "scale-tracking", "constant-operand"])

@@ -151,6 +151,8 @@ def test_the_stages_are_those_of_a_run() -> None:
     from pathlib import Path
 
     package = Path(states.__file__).parent.parent
-    text = "".join((package / name).read_text() for name in ("bisection.py", "subjects/torch_subject.py"))
+    text = "".join(
+        (package / name).read_text() for name in ("entrances.py", "bisection.py", "subjects/torch_subject.py")
+    )
     for name in (*states.LOADING, *states.CONVERTING):
         assert f'"{name}"' in text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sample_record
 
-from bisect_litert import bisection, cli
+from bisect_litert import cli, entrances
 from bisect_litert.errors import ConversionError, ExitCode, RunFolderError
 from bisect_litert.record import NO_CONTROL, Cause, RunRecord
 from bisect_litert.records import run_folder
@@ -95,7 +95,7 @@ def test_a_wrong_kernel_where_there_is_no_fp32_control(tmp_path: Path, interpret
     path = tmp_path / "table.py"
     path.write_text(TABLE)
     request = BisectRequest(str(path), out=tmp_path / "run", python=interpreter("2.1.3"))
-    record = bisection.run_bisection(request, lambda _: None)
+    record = entrances.run_bisection(request, lambda _: None)
     if record.target != "gpu":
         pytest.skip("no GPU here")
     (culprit,) = record.culprits
@@ -104,7 +104,7 @@ def test_a_wrong_kernel_where_there_is_no_fp32_control(tmp_path: Path, interpret
     assert {r.name: r.status for r in record.runs}["gpu-fp32"] == "skipped"
     assert record.environment["device lacks"] == "fp32, switches"
     # There is a GPU, and what is asked of it cannot be had: no run that stands in could answer that.
-    record = bisection.run_bisection(replace(request, fp32=True, out=tmp_path / "exact"), lambda _: None)
+    record = entrances.run_bisection(replace(request, fp32=True, out=tmp_path / "exact"), lambda _: None)
     assert (record.target, record.verdict.cause, exit_code(record)) == ("gpu-fp32", Cause.CANNOT_TEST, 125)
     assert "ai-edge-litert 2.1.3 has no option for fp32 on the GPU" in record.verdict.summary
 
@@ -152,7 +152,7 @@ def test_emulation_is_no_answer_for_a_version(model: str, tmp_path: Path, monkey
         verdict=replace(emulated.verdict, notes=(note,)),
         environment={**emulated.environment, "device lacks": "gpu, fp32"},
     )
-    monkeypatch.setattr(bisection, "bisect_subject", lambda *_: emulated)
+    monkeypatch.setattr(entrances, "bisect_subject", lambda *_: emulated)
     found = surveying.run_survey(BisectRequest(model, out=tmp_path / "out"), [HERE], lambda _: None)
     (row,) = found.rows
     assert emulated.verdict.diverged
@@ -172,7 +172,7 @@ def test_stopping_keeps_the_versions_that_are_done(model: str, tmp_path: Path, m
         done.append(sample_record.overflow())
         return done[0]
 
-    monkeypatch.setattr(bisection, "bisect_subject", one)
+    monkeypatch.setattr(entrances, "bisect_subject", one)
     with pytest.raises(Interrupted):
         surveying.run_survey(BisectRequest(model, out=tmp_path / "out"), [HERE, HERE], lambda _: None)
     data = json.loads((tmp_path / "out" / "runtimes.json").read_text())
@@ -190,7 +190,7 @@ def test_force_replaces_the_runs_of_an_earlier_survey_and_nothing_else(
         (folder / "logs" / "gpu.log").write_text("")
         return write_all(sample_record.overflow(), folder)
 
-    monkeypatch.setattr(bisection, "bisect_subject", one)
+    monkeypatch.setattr(entrances, "bisect_subject", one)
     out = tmp_path / "out"
     old, new = Runtime("1.0.0", "old", "old"), Runtime("2.0.0", "new", "new")
     surveying.run_survey(BisectRequest(model, out=out), [old, new], lambda _: None)
@@ -218,6 +218,6 @@ def test_a_version_there_is_not_stops_before_anything_slow(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bisection, "load_subject", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(entrances, "load_subject", lambda *_: pytest.fail("the model was loaded"))
     assert cli.main([model, "--runtime", "no-such-python"]) == ExitCode.USAGE
     assert "neither a version of ai-edge-litert nor a Python interpreter" in capsys.readouterr().err

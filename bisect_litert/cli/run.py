@@ -122,7 +122,7 @@ def run(
             progress_console() as err,
             ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
         ):
-            from bisect_litert.bisection import run_bisection
+            from bisect_litert.entrances import run_bisection
 
             record = run_bisection(request, on_progress)
     except Interrupted as stop:

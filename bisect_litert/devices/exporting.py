@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from bisect_litert.bisection import bisect_subject
 from bisect_litert.devices.device_folder import RESULTS, DeviceFolder
+from bisect_litert.entrances import bisect_subject
 from bisect_litert.errors import ExportFolderError, UnansweredError
 from bisect_litert.measuring.metrics import compare
 from bisect_litert.record import RunRecord

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bisect_litert.bisection import bisect_loaded
 from bisect_litert.devices.jobs import CRASHED
+from bisect_litert.entrances import bisect_loaded
 from bisect_litert.models import eager
 from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.record import RunRecord

@@ -78,7 +78,7 @@ def _cell(errand: Errand, target: Target, place: Path, read: ReadFiles) -> Answe
     try:
         stage(Progress(states.BETWEEN, state="start"))
         python = _interpreter(target)
-        from bisect_litert.bisection import run_bisection
+        from bisect_litert.entrances import run_bisection
 
         record = run_bisection(model.request(target, folder, place / RUN_FOLDER, python), stage)
         cell = states.from_record(model.name, target, record)

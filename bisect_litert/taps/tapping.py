@@ -13,7 +13,7 @@ from bisect_litert.errors import BisectError
 from bisect_litert.graphs.emulation import SPLIT_LIMIT
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.pieces import let_go
-from bisect_litert.measuring.readings import Tap
+from bisect_litert.measuring.readings import OUTPUT, Forward, Tap
 from bisect_litert.record import TapOrigin
 from bisect_litert.taps.tapper import NEAR, Finder, Layout
 
@@ -172,3 +172,14 @@ def reexport(
         editor.add_output(port.name, port.tensor)
     tensors = {key: port.tensor for key, port in zip(keys, extra, strict=True)}
     return editor.graph(), tensors, {label: port.name for label, port in zip(outputs, own, strict=True)}
+
+
+def owners(tapped: Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:
+    """The block each float output of the model belongs to: the one that returns it, else what follows them all."""
+    found: dict[str, str] = {}
+    for label, tensor in outputs.items():
+        same = [t for t in tapped.taps if t.tensor == tensor and tensor >= 0]
+        value = truth.outputs[label]
+        same = same or [t for t in tapped.taps if t.shape == value.shape and np.array_equal(truth.taps[t.key], value)]
+        found[label] = same[-1].block if same else OUTPUT
+    return found

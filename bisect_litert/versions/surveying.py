@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 
-from bisect_litert import bisection
+from bisect_litert import entrances
 from bisect_litert.errors import BisectError, ExitCode, RunFolderError
 from bisect_litert.record import Cause, RunRecord
 from bisect_litert.records import run_folder
@@ -46,14 +46,14 @@ def run_survey(
     """
     folder = run_folder.plan(request.out, run_folder.label_of(request.model))
     run_folder.check(folder, request.force)
-    subject = SharedSubject(bisection.load_subject(request, on_progress))
+    subject = SharedSubject(entrances.load_subject(request, on_progress))
     run_folder.create(folder, run_folder.label_of(request.model), request.force)
     survey = RuntimeSurvey(subject.label, ())
     for runtime, name in zip(*_named(runtimes), strict=True):
         on_progress(Progress(f"ai-edge-litert {name}", state="info"))
         one = replace(request, out=folder / name, python=runtime.python, force=True)
         try:
-            row = _row(runtime, name, bisection.bisect_subject(subject, one, on_progress))
+            row = _row(runtime, name, entrances.bisect_subject(subject, one, on_progress))
         except Interrupted:
             _write(replace(survey, interrupted=True), folder)
             raise
