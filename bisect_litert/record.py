@@ -299,6 +299,11 @@ class Culprit:
     """Which independent readings agree, and the one that would raise it."""
     upstream: str = ""
     """Known upstream issue, "google-ai-edge/LiteRT#8593", with the versions it was seen in."""
+    local: float = nan
+    """Local relative L2 error that made it one: where it is hidden, with the culprits before it healed; inf when
+    something is not finite, nan when it was not measured."""
+    ratio: float = nan
+    """That error / expected."""
 
 
 @dataclass(frozen=True, slots=True)

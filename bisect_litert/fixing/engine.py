@@ -2,7 +2,8 @@
 
 Culprits are taken in the order of the data flow, on top of what was fixed before. A replacement counts only when
 torch computes the same with it, in fp32 and in fp64, and a bisection of the changed model no longer finds the block.
-What that run uncovers is gone on to, up to `MAX_ROUNDS`.
+What that run uncovers is gone on to, up to `MAX_ROUNDS`. What the rewrite of refused ops uncovers is to be cured with
+it, or it is taken back.
 """
 
 from __future__ import annotations
@@ -10,39 +11,46 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bisect_litert.errors import BisectError
 from bisect_litert.fixing import trial
 from bisect_litert.fixing.agreement import Truth, agreement, truth_of
+from bisect_litert.fixing.closing import closed, is_right
 from bisect_litert.fixing.faults import (
     another,
     block_errors,
     faults_of,
+    in_words,
     key_of,
+    kind_of,
+    lies_in,
     output_error,
     place_of,
-    region_paths,
+    refused_in,
     right_in,
+    same_fault,
+    uncovered,
+    uncovers,
     within,
 )
 from bisect_litert.fixing.parts import Case, Part, Tried
+from bisect_litert.fixing.proposing import candidates, peers
+from bisect_litert.fixing.state import State
 from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.record import Cause, Culprit, RunRecord
-from bisect_litert.records.fix_record import Attempt, ChangeRecord, CulpritFix, FixRecord, Outcome, Reached
+from bisect_litert.records.fix_record import Attempt, ChangeRecord, FixRecord, Reached
 from bisect_litert.reports.outcome import anything_tested
 from bisect_litert.request import BisectRequest, OnProgress, Progress
-
-if TYPE_CHECKING:
-    from bisect_litert.rewrites.region import Region
 
 MAX_ROUNDS = 8
 """Culprits gone into, those uncovered on the way included."""
 MAX_TRIALS = 10
 """Bisections spent on one culprit."""
+MAX_CHAIN = 6
+"""Faults gone on to from one rewrite that uncovers them; those that are fixed alike in one trial count once."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +94,9 @@ class _Fixing:
         self, loaded: LoadedModel, found: RunRecord, request: BisectRequest, on_progress: OnProgress, work: Path
     ) -> None:
         self.original, self.first, self.request, self.tell, self.work = loaded, found, request, on_progress, work
-        self.model, self.last = loaded, found
-        self.steps: list[trial.Step] = []
-        self.cases: dict[tuple[str, ...], Case] = {}
-        self.before: dict[str, tuple[LoadedModel, RunRecord, int]] = {}
-        """Model, its bisection and the number of steps before the first step made for a block."""
+        self.now = State(loaded, found)
+        self.hopeless: list[tuple[Culprit, str]] = []
+        """Uncovered by rewrites, and not cured, with the reason."""
         self.trials = 0
         self.notes: list[str] = []
 
@@ -98,24 +104,24 @@ class _Fixing:
         started = time.monotonic()
         self.truth = truth_of(self.original)
         for _ in range(MAX_ROUNDS):
-            culprit = next((c for c in faults_of(self.last) if key_of(c) not in self.cases), None)
+            culprit = next((c for c in faults_of(self.now.last) if key_of(c) not in self.now.cases), None)
             if culprit is None:
                 break
             case = self._open(culprit)
             self._work_on(case)
             if not case.fixed:
                 self._give_up(culprit.block)
-        torch = agreement(self.model, self.truth)
-        closed = [self._closed(case) for case in self.cases.values()]
+        torch = agreement(self.now.model, self.truth)
+        found = closed(tuple(self.now.cases.values()), self.first, self.now.last)
         record = FixRecord(
             model=self.first.model,
             target=self.first.target,
             # A refused op that no rewrite is for runs on the CPU: a note of the run, and nothing that was tried.
-            culprits=tuple(c for c in closed if c.attempts or c.cause is not Cause.REJECTED or self.request.strict),
+            culprits=tuple(c for c in found if c.attempts or c.cause is not Cause.REJECTED or self.request.strict),
             diverged_before=self.first.verdict.diverged,
-            diverged_after=self.last.verdict.diverged,
+            diverged_after=self.now.last.verdict.diverged,
             output_before=output_error(self.first),
-            output_after=output_error(self.last),
+            output_after=output_error(self.now.last),
             torch32=torch.torch32,
             torch64=torch.torch64,
             torch_own=torch.own,
@@ -126,139 +132,120 @@ class _Fixing:
             environment=self.first.environment,
             notes=tuple(self.notes),
         )
-        return Fixed(record, self.model, tuple(self.steps), self.last, self.original, self.truth)
+        return Fixed(record, self.now.model, tuple(self.now.steps), self.now.last, self.original, self.truth)
 
     def _open(self, culprit: Culprit) -> Case:
-        uncovered = all(key_of(culprit) != key_of(c) for c in faults_of(self.first))
-        return self.cases.setdefault(key_of(culprit), Case(culprit, uncovered, self.last))
+        return self.now.cases.setdefault(key_of(culprit), Case(culprit, self._unlisted(culprit), self.now.last))
+
+    def _unlisted(self, culprit: Culprit) -> bool:
+        return all(key_of(culprit) != key_of(c) for c in faults_of(self.first))
 
     def _work_on(self, case: Case) -> None:
         stage = f"fix {case.culprit.block}"
         self.tell(Progress(stage, state="start", detail=case.culprit.cause))
         tried: set[tuple[str, str]] = set()
-        for part in self._candidates(case):
+        for part in candidates(self.now.model, case, self.request.seed):
             key = (part.region.path, part.replacement.source + repr(sorted(part.replacement.arguments.items())))
             if key in tried or len(tried) >= MAX_TRIALS:
                 continue
             tried.add(key)
-            peers = self._peers(part)
-            where = part.attempt.region + (f" and {len(peers)} alike" if peers else "")
+            alike = peers(self.now.model, part, self.now.last, self.now.cases, self.request.seed)
+            for other in alike:
+                other.case.uncovered = self._unlisted(other.case.culprit)
+            where = part.attempt.region + (f" and {len(alike)} alike" if alike else "")
             self.tell(Progress(stage, detail=f"{part.attempt.title} in {where}"))
             # All that are alike at once, since each trial costs a conversion; one by one if that does not do.
-            for group in ([part, *peers], [part]) if peers else ([part],):
-                outcome = self._try(group)
-                if outcome.proven or len(group) == 1:
+            for group in ([part, *alike], [part]) if alike else ([part],):
+                outcome = self._gone_on(group, self._try(group))
+                if outcome.proven:
                     break
-            if self._kept(group, outcome):
+            for tried_part, attempt in zip(group, outcome.attempts, strict=True):
+                tried_part.case.attempts.append(attempt)
+            if outcome.proven:
+                self._close_what_is_right(group[0], outcome.attempts[0])
                 break
         self.tell(Progress(stage, state="done"))
 
-    def _kept(self, group: Sequence[Part], outcome: Tried) -> bool:
-        """Notes what a trial came to, and keeps its replacements if all of them are proven."""
-        for part, attempt in zip(group, outcome.attempts, strict=True):
-            part.case.attempts.append(attempt)
+    def _gone_on(self, group: Sequence[Part], outcome: Tried) -> Tried:
+        """Keeps what a trial proved. Where the rewrite of refused ops uncovers faults, these are to be cured with it:
+        alone it would make right what is wrong."""
         if not outcome.proven or outcome.record is None:
-            return False
+            return outcome
+        saved = self.now.saved()
+        bare = uncovered(saved.last, outcome.record) if group[0].case.culprit.cause is Cause.REJECTED else ()
+        self._keep(group, outcome)
+        if not bare:
+            return outcome
+        worked: list[Culprit] = []
+        while left := uncovered(saved.last, self.now.last):
+            fault = next((c for c in left if key_of(c) not in self.now.cases), None)
+            if fault is None or len(worked) >= MAX_CHAIN:
+                why = f"more than {MAX_CHAIN} faults follow from one another" if fault else ""
+                return self._taken_back(outcome, saved, bare[0], why)
+            worked.append(fault)
+            case = self._open(fault)
+            self._work_on(case)
+            if not case.fixed:
+                why = next((a.detail for a in reversed(case.attempts) if a.detail), "no rewrite is known for it")
+                self.hopeless.append((fault, why))
+                return self._taken_back(outcome, saved, fault, why)
+        cured = ", ".join(dict.fromkeys(in_words(c) for c in worked))
+        attempts = []
+        for part, attempt in zip(group, outcome.attempts, strict=True):
+            error, ratio = block_errors(self.now.last, part.case.culprit.block)
+            attempts.append(
+                replace(
+                    attempt,
+                    reached=Reached.PROVEN,
+                    detail=f"with the cure of what it uncovers: {cured}",
+                    block_error=error,
+                    block_ratio=ratio,
+                    output_error=output_error(self.now.last),
+                )
+            )
+        return replace(outcome, attempts=tuple(attempts))
+
+    def _taken_back(self, outcome: Tried, saved: State, fault: Culprit, why: str) -> Tried:
+        self.now.restore(saved)
+        return outcome.failed(Reached.STILL_WRONG, uncovers(fault, why))
+
+    def _keep(self, group: Sequence[Part], outcome: Tried) -> None:
+        now, record = self.now, outcome.record
+        assert record is not None, "asked only where it ran"
         for part in group:
             case, changes = part.case, part.replacement.changes
-            self.cases.setdefault(key_of(case.culprit), case)
-            self.before.setdefault(case.culprit.block, (self.model, self.last, len(self.steps)))
+            block = case.culprit.block
+            now.cases.setdefault(key_of(case.culprit), case)
+            now.before.setdefault(block, (now.model, now.last, len(now.steps)))
             case.changes = tuple(ChangeRecord(c.operator, c.source, c.how, c.exponent) for c in changes)
             case.limits, case.fixed = part.rewrite.limits, True
-        self.steps += [part.step for part in group]
-        self.model, self.last = outcome.model, outcome.record
-        self._close_what_is_right(group[0], outcome.attempts[0])
-        return True
+            if case.culprit.cause is Cause.REJECTED:
+                still = refused_in(record, block)
+                case.refused = tuple(kind for kind in refused_in(now.last, block) if kind not in still)
+        now.steps += [part.step for part in group]
+        now.model, now.last = outcome.model, record
 
     def _close_what_is_right(self, part: Part, attempt: Attempt) -> None:
         """What was given up may come right with the cure of another: an output that is a block's is one tensor."""
-        for case in self.cases.values():
-            if case.fixed or not self._is_right(case):
+        for case in self.now.cases.values():
+            if case.fixed or not is_right(case, self.now.last):
                 continue
-            error, ratio = block_errors(self.last, case.culprit.block)
+            error, ratio = block_errors(self.now.last, case.culprit.block)
             case.attempts.append(replace(attempt, reached=Reached.PROVEN, block_error=error, block_ratio=ratio))
             case.changes, case.limits = part.case.changes, part.rewrite.limits
             case.fixed = True
 
-    def _is_right(self, case: Case) -> bool:
-        """Whether the last run no longer finds what was wrong."""
-        culprit = case.culprit
-        if culprit.cause is Cause.REJECTED:
-            return all(key_of(c) != key_of(culprit) for c in faults_of(self.last))
-        left = [c for c in self.last.culprits if c.block == culprit.block]
-        return not left and right_in(self.last, culprit.block)
-
     def _give_up(self, block: str) -> None:
         """Takes back what was done for a block that does not come right: half a cure is none."""
-        model, last, steps = self.before.get(block, (self.model, self.last, len(self.steps)))
-        if all(within(step.path, block.split("@")[0]) for step in self.steps[steps:]):
-            self.model, self.last = model, last
-            del self.steps[steps:]
-
-    def _candidates(self, case: Case) -> Iterator[Part]:
-        from bisect_litert.rewrites.catalogue import fitting
-        from bisect_litert.rewrites.contract import CannotRewrite
-
-        paths = region_paths(self.model.module, case.culprit)
-        regions = self._regions(case.culprit, paths)
-        for path in paths:
-            for rewrite in fitting(case.culprit.cause):
-                try:
-                    for replacement in rewrite.propose(regions[path]):
-                        yield Part(case, regions[path], rewrite, replacement)
-                except CannotRewrite as error:
-                    attempt = Attempt(rewrite.name, rewrite.title, path or "(model)", Reached.NO_FIT, str(error))
-                    case.attempts.append(attempt)
-
-    def _regions(self, culprit: Culprit, paths: Sequence[str]) -> dict[str, Region]:
-        from bisect_litert.rewrites.region import Region, capture
-
-        calls = capture(self.model.module, self.model.args, self.model.kwargs, paths, self.request.seed)
-        refused = (culprit.kind,) if culprit.cause is Cause.REJECTED else ()
-        guilty = tuple(op.type for op in culprit.ops if op.index == culprit.op or op.index in culprit.region)
-        return {
-            path: Region(
-                path=path,
-                module=self.model.module.get_submodule(path),
-                calls=calls[path],
-                cause=culprit.cause,
-                kind=culprit.kind,
-                lines=(culprit.source,) if culprit.source else (),
-                ops=guilty or refused,
-            )
-            for path in paths
-        }
-
-    def _peers(self, part: Part) -> list[Part]:
-        """The same rewrite for the other culprits of the same cause whose module at that place is of the same class."""
-        from bisect_litert.rewrites.contract import CannotRewrite
-
-        culprit, path = part.case.culprit, part.region.path
-        block = culprit.block.split("@")[0]
-        if not within(path, block):
-            return []
-        modules = dict(self.model.module.named_modules())
-        found: list[Part] = []
-        for other in faults_of(self.last):
-            place = other.block.split("@")[0] + path[len(block) :]
-            alike = (other.cause, other.kind) == (culprit.cause, culprit.kind) and key_of(other) not in self.cases
-            if not alike or type(modules.get(place)) is not type(part.region.module):
-                continue
-            if place == path or any(p.region.path == place for p in found):
-                continue
-            try:
-                proposals = part.rewrite.propose(self._regions(other, [place])[place])
-                wanted = next((r for r in proposals if r.title == part.replacement.title), None)
-            except CannotRewrite:
-                continue
-            if wanted is not None:
-                case = Case(other, all(key_of(other) != key_of(c) for c in faults_of(self.first)), self.last)
-                found.append(Part(case, self._regions(other, [place])[place], part.rewrite, wanted))
-        return found
+        now = self.now
+        model, last, steps = now.before.get(block, (now.model, now.last, len(now.steps)))
+        if all(within(step.path, block.split("@")[0]) for step in now.steps[steps:]):
+            now.model, now.last = model, last
+            del now.steps[steps:]
 
     def _try(self, group: Sequence[Part]) -> Tried:
         attempts = tuple(part.attempt for part in group)
-        model = self.model
+        model = self.now.model
 
         def ended(reached: Reached, detail: str) -> Tried:
             return Tried(tuple(replace(a, reached=reached, detail=detail) for a in attempts), model)
@@ -276,12 +263,28 @@ class _Fixing:
         self.trials += 1
         request = replace(self.request, out=self.work / f"trial-{self.trials}", force=True)
         try:
-            record, note = trial.bisected(model, request, self.last)
+            record, note = trial.bisected(model, request, self.now.last)
         except BisectError as error:
             return ended(Reached.CONVERSION, error.message)
         self.notes += [f"With {attempts[0].title}, in {attempts[0].region}: {note}"] if note else []
+        bad = self._own_fault(group, model, record)
         judged = tuple(self._judged(part, a, record) for part, a in zip(group, attempts, strict=True))
-        return Tried(judged, model, record)
+        tried = Tried(judged, model, record)
+        if bad is None or not tried.proven:
+            return tried
+        said = f"{bad.block} goes wrong at the {kind_of(bad)} that it puts there: {bad.cause}"
+        return tried.failed(Reached.STILL_WRONG, said)
+
+    def _own_fault(self, group: Sequence[Part], model: LoadedModel, record: RunRecord) -> Culprit | None:
+        """Returns an uncovered fault at an op that a rewrite of refused ops added, not one that it laid bare."""
+        if group[0].case.culprit.cause is not Cause.REJECTED:
+            return None
+        paths = [part.region.path for part in group]
+        inside = [c for c in uncovered(self.now.last, record) if kind_of(c) and lies_in(c, paths)]
+        if not inside:
+            return None
+        before, after = (trial.op_types(m, self.request, self.work) for m in (self.now.model, model))
+        return next((c for c in inside if after[kind_of(c)] > before[kind_of(c)]), None)
 
     def _judged(self, part: Part, attempt: Attempt, record: RunRecord) -> Attempt:
         culprit = part.case.culprit
@@ -296,14 +299,18 @@ class _Fixing:
         if not anything_tested(record):
             return wrong(f"nothing runs with it: {record.verdict.summary}")
         if culprit.cause is Cause.REJECTED:
-            new = [c for c in record.culprits if key_of(c) not in {key_of(k) for k in self.last.culprits}]
-            if new:
-                return wrong(f"{new[0].block} goes wrong with it: {new[0].cause}")
             refused = [c for c in faults_of(record) if key_of(c) == key_of(culprit)]
-            return wrong(refused[0].evidence[0]) if refused else replace(attempt, reached=Reached.PROVEN)
+            if refused:
+                return wrong(refused[0].evidence[0])
+            new = uncovered(self.now.last, record)
+            hopeless = next(((c, why) for c, why in self.hopeless for n in new if same_fault(c, n)), None)
+            if hopeless is not None:
+                return wrong(uncovers(*hopeless))
+            reached = Reached.FURTHER if new else Reached.PROVEN
+            return replace(attempt, reached=reached, detail=f"then {place_of(new[0])}: {new[0].cause}" if new else "")
         # Another fault of the block that shows only now is one fault less all the same.
         here = [c for c in record.culprits if c.block == culprit.block]
-        same = [c for c in here if key_of(c) in self.cases or not another(culprit, part.case.before, c, record)]
+        same = [c for c in here if key_of(c) in self.now.cases or not another(culprit, part.case.before, c, record)]
         if same or (record.verdict.diverged and not record.culprits):
             return wrong(same[0].evidence[0] if same and same[0].evidence else record.verdict.summary)
         if here:
@@ -311,31 +318,3 @@ class _Fixing:
         if not right_in(record, culprit.block):
             return wrong(f"{culprit.block} is no block any more, and the model still diverges")
         return replace(attempt, reached=Reached.PROVEN)
-
-    def _closed(self, case: Case) -> CulpritFix:
-        culprit = case.culprit
-        error, ratio = block_errors(case.before, culprit.block)
-        fixed = case.fixed and self._is_right(case)
-        return CulpritFix(
-            block=culprit.block,
-            cause=culprit.cause,
-            kind=culprit.kind,
-            place=place_of(culprit),
-            uncovered=case.uncovered,
-            outcome=Outcome.FIXED if fixed else Outcome.UNFIXED,
-            why_not="" if fixed else self._why_not(case),
-            before_error=error,
-            before_ratio=ratio,
-            attempts=tuple(case.attempts),
-            changes=case.changes,
-            limits=case.limits if fixed else "",
-        )
-
-    def _why_not(self, case: Case) -> str:
-        block = case.culprit.block
-        behind = [c for key, c in self.cases.items() if key[0] == block and c.uncovered and not c.fixed]
-        if case.fixed and behind:
-            return f"behind it lies {behind[0].culprit.cause}, which is not fixed"
-        tried = [a.detail for a in case.attempts if a.reached is not Reached.NO_FIT]
-        why = tried[-1] if tried else "; ".join(dict.fromkeys(a.detail for a in case.attempts))
-        return why or f"no rewrite is known for {case.culprit.cause} here"

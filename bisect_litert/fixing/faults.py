@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf, isclose, isfinite, nan
 
 import numpy as np
@@ -22,6 +23,21 @@ def faults_of(record: RunRecord) -> tuple[Culprit, ...]:
 def key_of(culprit: Culprit) -> tuple[str, ...]:
     """What tells one fault from another: neither op indices nor module paths do, since a rewrite moves both."""
     return (culprit.block, culprit.cause, culprit.kind, culprit.source, kind_of(culprit))
+
+
+def same_fault(one: Culprit, other: Culprit) -> bool:
+    """Whether two culprits are one fault, wherever a rewrite has moved its lines."""
+    return (one.block, one.cause, one.kind, kind_of(one)) == (other.block, other.cause, other.kind, kind_of(other))
+
+
+def uncovered(before: RunRecord, after: RunRecord) -> tuple[Culprit, ...]:
+    """Returns the culprits of a run that the run before a rewrite did not have."""
+    return tuple(c for c in after.culprits if not any(same_fault(c, old) for old in before.culprits))
+
+
+def refused_in(record: RunRecord, block: str) -> tuple[str, ...]:
+    """Returns the types of a block's ops that the delegate refused."""
+    return tuple(c.kind for c in faults_of(record) if c.cause is Cause.REJECTED and c.block == block)
 
 
 def kind_of(culprit: Culprit) -> str:
@@ -67,6 +83,12 @@ def within(path: str, block: str) -> bool:
     return path == block or path.startswith(block + ".")
 
 
+def lies_in(culprit: Culprit, paths: Iterable[str]) -> bool:
+    """Whether the module that owns a culprit's op is one of some modules, or lies in one; "" is the model."""
+    owner = culprit.module or culprit.block.split("@")[0]
+    return any(not path or within(owner, path) for path in paths)
+
+
 def _has_forward(module: object) -> bool:
     return getattr(type(module).forward, "__name__", "") != "_forward_unimplemented"  # type: ignore[attr-defined]
 
@@ -78,6 +100,17 @@ def place_of(culprit: Culprit) -> str:
     kinds = [op.type for op in culprit.ops if op.index == culprit.op]
     where = ", ".join(part for part in (culprit.module or culprit.block, culprit.source) if part)
     return f"{kinds[0]} in {where}" if kinds else where
+
+
+def in_words(culprit: Culprit) -> str:
+    """Returns a fault as a noun: "an overflow in layers.2", "a wrong kernel in layers.3"."""
+    name = culprit.cause.replace("-", " ")
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name} in {culprit.block}"
+
+
+def uncovers(fault: Culprit, why: str) -> str:
+    """Returns what is said of a rewrite that is taken back for what it uncovers."""
+    return f"uncovers {in_words(fault)}, for which nothing worked" + (f": {why}" if why else "")
 
 
 def block_errors(record: RunRecord, block: str) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bisect_litert.fixing import trial
@@ -29,6 +29,8 @@ class Case:
     changes: tuple[ChangeRecord, ...] = ()
     limits: str = ""
     fixed: bool = False
+    refused: tuple[str, ...] = ()
+    """Of a refusal: the types of the block's ops that its rewrite is for."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,7 @@ class Tried:
     def proven(self) -> bool:
         """Whether every part is, or got on to another fault."""
         return self.record is not None and all(a.reached in GOOD for a in self.attempts)
+
+    def failed(self, reached: Reached, detail: str) -> Tried:
+        """Returns it as one that came to nothing after all."""
+        return replace(self, attempts=tuple(replace(a, reached=reached, detail=detail) for a in self.attempts))

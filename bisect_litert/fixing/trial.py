@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bisect_litert.devices.jobs import CRASHED
 from bisect_litert.entrances import bisect_loaded
+from bisect_litert.graphs.stored_conversion import Converter
 from bisect_litert.models import eager
 from bisect_litert.models.preparation import LoadedModel
 from bisect_litert.record import RunRecord
@@ -31,6 +34,13 @@ def replaced(loaded: LoadedModel, step: Step) -> LoadedModel:
     copy = eager.copy_module(loaded.module)
     new = step.replacement.build(copy.get_submodule(step.path))
     return replace(loaded, module=replace_module(copy, step.path, new))
+
+
+def op_types(model: LoadedModel, request: BisectRequest, work: Path) -> Counter[str]:
+    """Returns how many ops of each type a model converts to."""
+    converter = Converter.of_user(request.cache)
+    graph = converter.convert(model.module, model.args, model.kwargs, work / "ops.tflite", work / "ops.log").graph
+    return Counter(op.type for op in graph.ops)
 
 
 def bisected(model: LoadedModel, request: BisectRequest, last: RunRecord) -> tuple[RunRecord, str]:

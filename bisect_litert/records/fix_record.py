@@ -65,7 +65,7 @@ class Attempt:
     """Path of the module it replaces; "(model)" for the model itself."""
     reached: Reached
     detail: str
-    """Why it went no further, with the number that decided; empty when proven."""
+    """Why it went no further, with the number that decided; when proven, what had to be cured with it, if anything."""
     torch32: float = nan
     """Largest difference over the model's float outputs in fp32, relative to each output's largest magnitude; nan when
     not computed."""
@@ -101,6 +101,7 @@ class CulpritFix:
     block: str
     cause: Cause
     kind: str
+    """Named sub-kind; of refusals the ops, "RESHAPE, SLICE", that one rewrite is for."""
     place: str
     """"SQUARED_DIFFERENCE in enc.3.norm, model.py:41"."""
     uncovered: bool
@@ -116,6 +117,8 @@ class CulpritFix:
     limits: str = ""
     kept_off: KeptOff | None = None
     """For what is not fixed; one placement serves all that is left."""
+    hidden: bool = False
+    """It shows only once the culprits before it are fixed: `before_error` is its error then."""
 
     @property
     def fix(self) -> Attempt | None:

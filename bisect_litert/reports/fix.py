@@ -70,6 +70,8 @@ def markdown(record: FixRecord) -> str:
     lines.append("")
     for c in record.culprits:
         lines += [f"## {c.block}", "", f"{c.cause}: {c.place}.", ""]
+        if c.hidden:
+            lines += ["It shows only once the ones before it are fixed; its error before is the one it has then.", ""]
         if c.why_not:
             lines += [f"Not fixed: {_sentence(c.why_not)}", ""]
         if c.outcome is Outcome.FIXED and c.changes:
@@ -89,17 +91,22 @@ def _culprit(c: CulpritFix) -> list[str]:
     lines = [f"{c.block}  {cause}: {c.outcome}{late}", f"  {c.place}"]
     done = c.fix
     if c.outcome is Outcome.FIXED and done is not None:
-        lines.append(f"  rewrite    {done.title}, in {done.region}")
+        also = f", {done.detail}" if done.reached is Reached.PROVEN and done.detail else ""
+        lines.append(f"  rewrite    {done.title}, in {done.region}{also}")
         ratios = f" (ratio {_ratio(c.before_ratio)} and {_ratio(done.block_ratio)})"
         known = not isnan(c.before_ratio) and not isnan(done.block_ratio)
-        lines.append(f"  block      {_before_after(c.before_error, done.block_error)}{ratios if known else ''}")
+        lines.append(
+            f"  block      {_before_after(c.before_error, done.block_error, late=c.hidden)}{ratios if known else ''}"
+        )
         lines += [f"  {'changed' if i == 0 else '':10} {_change(x)}" for i, x in enumerate(c.changes[:6])]
         if len(c.changes) > 6:
             lines.append(f"  {'':10} and {len(c.changes) - 6} more, in fix.md")
         lines.append(f"  limits     {c.limits}")
     else:
         lines.append(f"  reason     {_sentence(c.why_not)}")
-    failed = [a for a in c.attempts if a.reached is not Reached.PROVEN]
+    failed = [
+        a for a in c.attempts if a.reached is not Reached.PROVEN and not (c.outcome is Outcome.FIXED and a is done)
+    ]
     lines += [f"  {'tried' if i == 0 else '':10} {_attempt(a)}" for i, a in enumerate(failed)]
     if c.kept_off is not None:
         lines.append(f"  instead    {_kept_off(c)}")
@@ -114,7 +121,8 @@ def _change(change: object) -> str:
 def _attempt(a: Attempt) -> str:
     said = f"{a.title}, in {a.region}: {a.reached}"
     if a.reached is Reached.PROVEN:
-        return f"{said} (block {_error(a.block_error)}, outputs {_error(a.output_error)})"
+        also = f", {a.detail}" if a.detail else ""
+        return f"{said} (block {_error(a.block_error)}, outputs {_error(a.output_error)}){also}"
     return f"{said}: {_sentence(a.detail)}" if a.detail else f"{said}."
 
 
@@ -178,11 +186,18 @@ def _ratio(value: float) -> str:
     return "" if isnan(value) else formats.number(value)
 
 
-def _before_after(before: float, after: float) -> str:
-    """Returns "off by 0.20 before, 3.9e-4 after", "not finite before, off by 3.9e-4 after"."""
+def _before_after(before: float, after: float, *, late: bool = False) -> str:
+    """Returns "off by 0.20 before, 3.9e-4 after", "not finite before, off by 3.9e-4 after".
+
+    Args:
+        before: Relative L2 error.
+        after: The same after the fix.
+        late: Whether `before` is what shows only once the culprits before it are fixed.
+    """
+    when = "before, once the ones before it are fixed;" if late else "before,"
     if isfinite(before):
-        return f"off by {_error(before)} before, {_error(after)} after"
-    return f"{_error(before)} before, {'off by ' if isfinite(after) else ''}{_error(after)} after"
+        return f"off by {_error(before)} {when} {_error(after)} after"
+    return f"{_error(before)} {when} {'off by ' if isfinite(after) else ''}{_error(after)} after"
 
 
 def _sentence(text: str) -> str:

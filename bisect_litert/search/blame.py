@@ -120,7 +120,9 @@ class Blamer:
         if cause is Cause.UNWRITTEN_OUTPUT and self._hands_on():
             sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)
         origin = fault.op.index if fault is not None and cause is Cause.OVERFLOW else -1
-        return Culprit(reading.block, cause, kind, sentences, diagnosis.advice(cause, kind), hidden, origin)
+        advice = diagnosis.advice(cause, kind)
+        local, ratio = reading.level, reading.ratio
+        return Culprit(reading.block, cause, kind, sentences, advice, hidden, origin, local=local, ratio=ratio)
 
     def hidden_overflow(self, reading: Reading, hidden: bool, graph: TappedGraph) -> Culprit | None:
         """Names an overflow inside a block whose output hardly shows it; None when nothing inside overflows."""
@@ -130,7 +132,8 @@ class Blamer:
             return None
         sentences = diagnosis.evidence(reading, Cause.OVERFLOW, self.case.settings, fault, "", self.case.target)
         advice = diagnosis.advice(Cause.OVERFLOW, "")
-        return Culprit(reading.block, Cause.OVERFLOW, "", sentences, advice, hidden)
+        local, ratio = reading.level, reading.ratio
+        return Culprit(reading.block, Cause.OVERFLOW, "", sentences, advice, hidden, local=local, ratio=ratio)
 
     def quiet_kernel(self, reading: Reading, hidden: bool) -> Culprit:
         """Names a wrong kernel inside a block whose output hardly shows it."""

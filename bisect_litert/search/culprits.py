@@ -73,6 +73,13 @@ class Reading:
         """Local error over its cost; nan when there is nothing to compare."""
         return self.local.relative_l2 / self.cost if self.local else float("nan")
 
+    @property
+    def level(self) -> float:
+        """Local relative L2 error; inf when something is not finite, nan when it was not measured."""
+        if self.local is None:
+            return float("nan")
+        return self.local.relative_l2 if self.local.finite_agreement else float("inf")
+
 
 def limit(reading: Reading, settings: Settings) -> float:
     """Largest local relative L2 error that an honest fp16 device may show at a block.

@@ -395,8 +395,10 @@ class _Rounds:
         before = max([FP16_UNIT, *(_known(levels.get(p, 0.0)) for p in reading.parents)])
         self.found.scenes[block] = (reading, graph)
         sentences = diagnosis.loss_evidence(reading, before, self.case.settings)
+        advice = diagnosis.advice(Cause.PRECISION_LOSS, "")
+        local, ratio = reading.level, reading.ratio
         self.confirmed[block] = Culprit(
-            block, Cause.PRECISION_LOSS, "", sentences, diagnosis.advice(Cause.PRECISION_LOSS, ""), number > 0
+            block, Cause.PRECISION_LOSS, "", sentences, advice, number > 0, local=local, ratio=ratio
         )
 
     def _outcome(self, readings: Sequence[Reading], off: bool) -> str:
