@@ -31,7 +31,6 @@ from bisect_litert.measuring.evaluation import (
     Evaluator,
     Running,
     TappedGraph,
-    float_outputs,
     start_untapped,
     tap_graph,
 )
@@ -203,7 +202,8 @@ class Bisection:
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
             self.known.notes.append(f"{choice.why_not} {_STAND_IN[self.request.fp32]} stands in for the GPU.")
-        outputs = float_outputs(tapped.graph, tapped.outputs)
+        at = {port.name: port.tensor for port in tapped.graph.outputs}
+        outputs = {label: at[name] for label, name in tapped.outputs.items()}
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = tapping.owners(tapped, truth, outputs), tapped.graph
         shipped = TappedGraph(tapped.graph, {}, tapped.outputs)

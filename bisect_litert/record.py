@@ -109,7 +109,8 @@ class Comparison:
     elements: int
     relative_l2: float
     """||target - reference|| / ||reference||, over elements finite on both sides; inf where the reference is all zero
-    and the target is not; nan when nothing is left to compare."""
+    and the target is not; nan when nothing is left to compare. Of integers and booleans, which stand for themselves,
+    the share that differs."""
     correlation: float
     """Pearson correlation over elements finite on both sides; nan when either side is constant."""
     snr_db: float

@@ -141,6 +141,26 @@ def test_a_wrong_kernel_that_a_skip_path_outweighs_is_named() -> None:
     assert max(o.comparison.relative_l2 for o in record.outputs if o.comparison) < record.settings.output_limit
 
 
+class Choose(nn.Module):
+    """The largest of numbers that fp16 cannot tell apart, by its place."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.offset).argmax(-1)
+
+
+def test_integers_that_a_model_returns_are_compared_as_they_are() -> None:
+    record = on_gpu(chain(Block(16), Choose(3000.0)), numbers(2, 32, 16))
+    assert found(record) == [("1", Cause.PRECISION_LOSS)]
+    (output,) = record.outputs
+    assert output.comparison is not None
+    assert 0.3 < output.comparison.relative_l2 < 1
+    assert found(on_gpu(chain(Block(16), Choose(0.0)), numbers(2, 32, 16))) == []
+
+
 def test_overflow_on_the_gpu_and_what_it_hid() -> None:
     model = chain(Block(16), Norm(1e4), Block(16), Norm(1e4), Block(16))
     record = on_gpu(model, numbers(2, 6, 16))

@@ -13,7 +13,16 @@ from bisect_litert.measuring.pieces import PIECE, flat_pieces, pairs
 from bisect_litert.measuring.totals import FP16_MAX, Totals
 from bisect_litert.record import Comparison
 
-__all__ = ["FP16_MAX", "FP16_NORMAL", "FP16_UNIT", "compare", "compare_by_scale", "out_of_line", "true_infinities"]
+__all__ = [
+    "FP16_MAX",
+    "FP16_NORMAL",
+    "FP16_UNIT",
+    "compare",
+    "compare_by_scale",
+    "compare_output",
+    "out_of_line",
+    "true_infinities",
+]
 
 FP16_UNIT = 2.0**-11
 """Largest relative error of rounding to fp16's 11 significant bits (IEEE 754-2019, binary16): half a unit in the last
@@ -97,6 +106,16 @@ def _chosen(
             yield ref[chosen], out[chosen]
 
 
+def compare_output(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+    """As `compare`, of what a model returns: integers and booleans stand for themselves, as classes and indices do, and
+    are equal or not, so that of them the share that differs takes the error's place."""
+    whole = compare(reference=reference, target=target, unwritten=unwritten)
+    if reference.dtype.kind == "f":
+        return whole
+    differ = np.count_nonzero(reference.reshape(-1) != target.reshape(-1)) / max(1, reference.size)
+    return replace(whole, relative_l2=differ, correlation=nan, snr_db=nan, scale=nan)
+
+
 def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
     """As `compare`, with the error taken scale by scale where a tensor holds numbers of two scales.
 
@@ -105,7 +124,7 @@ def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: in
     largest error count. What lies beyond 65504, which fp16 cannot hold, is left to the counts (`new_nonfinite`,
     `saturated`, `target_peak`).
     """
-    whole = compare(reference=reference, target=target, unwritten=unwritten)
+    whole = compare_output(reference=reference, target=target, unwritten=unwritten)
     if reference.dtype.kind != "f" or reference.size < 2:
         return whole
     cut = _gap(reference)

@@ -14,7 +14,7 @@ import numpy as np
 from bisect_litert.devices import residency
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import GPU
-from bisect_litert.measuring.metrics import compare, out_of_line
+from bisect_litert.measuring.metrics import compare_output, out_of_line
 from bisect_litert.measuring.readings import OUTPUT, Errors, Tap, Values, block_errors
 from bisect_litert.record import (
     OTHER_WEIGHTS,
@@ -175,7 +175,7 @@ def _output(values: Values | None, label: str, reference: np.ndarray) -> Compari
     seen = values.outputs.get(label) if values else None
     if values is None or seen is None or seen.size != reference.size:
         return None
-    return compare(reference=reference, target=seen, unwritten=values.unwritten.get(label, 0))
+    return compare_output(reference=reference, target=seen, unwritten=values.unwritten.get(label, 0))
 
 
 def _keep_tensors(known: Findings) -> dict[str, tuple[str, str]]:

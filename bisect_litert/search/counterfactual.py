@@ -19,7 +19,7 @@ from bisect_litert.devices.jobs import CRASHED, TIMED_OUT, JobResult
 from bisect_litert.graphs.graph import Op
 from bisect_litert.graphs.splitting import PartFailed, Parts
 from bisect_litert.measuring.evaluation import GPU, GPU_FP32, Evaluator, TappedGraph
-from bisect_litert.measuring.metrics import compare, compare_by_scale, out_of_line
+from bisect_litert.measuring.metrics import compare_by_scale, compare_output, out_of_line
 from bisect_litert.record import Comparison
 
 EXCLUDE = "LITERT_GPU_DEBUG_EXCLUDE_NODES"
@@ -31,7 +31,7 @@ class Control:
     """What one control run showed."""
 
     outputs: Mapping[str, Comparison]
-    """The model's float outputs against torch."""
+    """The model's outputs against torch; only the float ones where the graph was split."""
     ok: bool
     detail: str = ""
     died: bool = False
@@ -212,7 +212,7 @@ class Controls:
     ) -> Control:
         said = placement.read(result.log_text, 0).validation_errors if result else ()
         return Control(
-            {k: compare(reference=self._truth[k], target=v) for k, v in outputs.items() if v.dtype.kind == "f"},
+            {k: compare_output(reference=self._truth[k], target=v) for k, v in outputs.items()},
             result is None or result.ok,
             result.detail if result else "",
             result is not None and result.status in (CRASHED, TIMED_OUT),

@@ -175,7 +175,7 @@ def reexport(
 
 
 def owners(tapped: Tapping, truth: Forward, outputs: Mapping[str, int]) -> dict[str, str]:
-    """The block each float output of the model belongs to: the one that returns it, else what follows them all."""
+    """The block each output of the model belongs to: the one that returns it, else what follows them all."""
     found: dict[str, str] = {}
     for label, tensor in outputs.items():
         same = [t for t in tapped.taps if t.tensor == tensor and tensor >= 0]
