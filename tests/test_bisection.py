@@ -76,6 +76,15 @@ class Tanh(nn.Module):
         return x + torch.tanh(self.fc(x))
 
 
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
 class QuietTable(Table):
     """The same in a branch that a skip path outweighs: the block is off by a thousandth."""
 
@@ -159,6 +168,19 @@ def test_integers_that_a_model_returns_are_compared_as_they_are() -> None:
     assert output.comparison is not None
     assert 0.3 < output.comparison.relative_l2 < 1
     assert found(on_gpu(chain(Block(16), Choose(0.0)), numbers(2, 32, 16))) == []
+
+
+def test_what_only_a_tap_reads_is_not_held_against_the_model() -> None:
+    # The converter moves the factor into the weights behind it, so that the model never computes the product.
+    small = nn.Linear(16, 16)
+    model = chain(Tanh(), Times(2e5), small, Tanh())
+    with torch.no_grad():
+        small.weight.mul_(5e-6)
+    record = on_gpu(model, numbers(1, 12, 16))
+    assert (record.verdict.cause, record.verdict.diverged, found(record)) == (Cause.NONE, False, [])
+    assert {b.name: b.mark for b in record.blocks}["1"] is Mark.NOTE
+    # Where something reads it, it is the model's.
+    assert found(on_gpu(chain(Tanh(), Times(2e5), nn.Softmax(-1)), numbers(1, 12, 16))) == [("1", Cause.OVERFLOW)]
 
 
 def test_overflow_on_the_gpu_and_what_it_hid() -> None:

@@ -366,10 +366,10 @@ class _Rounds:
 
         Lost digits do, a conversion that costs less than fp16 does, and small numbers that became zero, and numbers
         beyond 65504 that became the infinity of their sign while everything behind them stays in line, as a mask of
-        -1e9 does in front of a softmax.
+        -1e9 does in front of a softmax. So does all that is wrong with a tensor that only a tap reads.
         """
         local = reading.local
-        if culprit.cause is Cause.PRECISION_LOSS:
+        if culprit.cause is Cause.PRECISION_LOSS or self._dead_end(culprit.block):
             return True
         if culprit.cause is Cause.CONVERSION:
             # Another formula for the same function; fp16 costs more.
@@ -387,6 +387,17 @@ class _Rounds:
         return true_infinities(self.case.truth.taps[reading.tap], seen) and not any(
             out_of_line(r.cumulative, self.case.settings.output_limit) for r in behind
         )
+
+    def _dead_end(self, block: str) -> bool:
+        """Whether nothing but taps reads a block's outputs, or its inside: what follows was computed another way.
+
+        The graph that ships has no such tensor. A second conversion has, since it was asked for it, and the converter
+        may still have moved the factor that makes it into the next block's weights.
+        """
+        graph, own = self.case.original, self.regions.get(block, [])
+        ends = {port.tensor for port in graph.outputs}
+        read = any(t in ends or graph.consumers.get(t) for t in own)
+        return bool(own) and not read and not any(block in others for others in self.entangled.values())
 
     def _blame_loss(self, block: str, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
         levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}
