@@ -127,6 +127,9 @@ def test_what_a_block_in_line_hides(what: dict[str, Any], asks: bool, wrong: boo
         ({"cpu": 0.05}, Cause.CONVERSION),
         ({"cpu": nan}, Cause.CONVERSION),
         ({"cpu": 0.05, "local": 0.05, "fp32": 0.05}, Cause.CONVERSION),
+        # a constant that was moved costs the CPU a little, and fp16 all digits
+        ({"cpu": 3e-4, "local": 0.5, "fp32": 3e-4}, Cause.PRECISION_LOSS),
+        ({"cpu": 3e-4, "local": 3e-4}, Cause.CONVERSION),
         ({"cpu": 5e-5}, None),
         # a block that rounding alone ruins is out of line only far beyond that
         ({"local": 0.4, "expected": 0.3, "half": 0.3}, None),

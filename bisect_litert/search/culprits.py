@@ -123,7 +123,7 @@ def cause_of(reading: Reading, settings: Settings) -> Cause | None:
     The gpu-fp32 control tells a wrong kernel from what fp16 does. Where the runtime has no fp32 to offer, an error that
     neither range nor digits nor long sums explain on the CPU is laid to the kernel too.
     """
-    if misconverted(reading, settings):
+    if misconverted(reading, settings) and not _beside_the_fault(reading, settings):
         return Cause.CONVERSION
     if not faulty(reading, settings):
         return None
@@ -132,6 +132,14 @@ def cause_of(reading: Reading, settings: Settings) -> Cause | None:
     if reading.uncontrolled and _unexplained(reading, settings):
         return Cause.WRONG_KERNEL
     return Cause.OVERFLOW if leaves_range(reading, settings) else Cause.PRECISION_LOSS
+
+
+def _beside_the_fault(reading: Reading, settings: Settings) -> bool:
+    """Whether a conversion costs less than fp16's digits do and is no share of what the target makes of the block."""
+    cpu, local = reading.cpu, reading.local
+    if cpu is None or local is None or not faulty(reading, settings):
+        return False
+    return cpu.finite_agreement and cpu.relative_l2 < reading.cost and cpu.relative_l2 <= 0.1 * local.relative_l2
 
 
 def _unexplained(reading: Reading, settings: Settings) -> bool:
