@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_litert.errors import InputsError, ModelFileError, UsageError
+from bisect_litert.errors import InputsError, ModelFileError, UnfitReferenceError, UsageError
 from bisect_litert.files import file_inputs, tflite_file
 from bisect_litert.graphs.graph import Graph
 
@@ -101,10 +101,15 @@ def test_inputs_by_name_or_position(tmp_path: Path, key: str) -> None:
     [
         ("imag", np.zeros((1, 8, 8, 3)), "no input of the file"),
         ("image", np.zeros((1, 3, 8, 8)), "it takes 1x8x8x3"),
-        ("image", np.full((1, 8, 8, 3), np.nan), "holds NaN"),
     ],
 )
 def test_inputs_that_do_not_fit(tmp_path: Path, name: str, array: np.ndarray, said: str) -> None:
     np.savez(tmp_path / "in.npz", **{name: array})
     with pytest.raises(InputsError, match=said):
+        file_inputs.make_inputs(tflite_file.read(SHIPPED / "keras.tflite").graph, tmp_path / "in.npz", 0, None)
+
+
+def test_nan_in_an_input_is_no_reference(tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", image=np.full((1, 8, 8, 3), np.nan))
+    with pytest.raises(UnfitReferenceError, match="holds NaN"):
         file_inputs.make_inputs(tflite_file.read(SHIPPED / "keras.tflite").graph, tmp_path / "in.npz", 0, None)
