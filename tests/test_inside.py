@@ -116,7 +116,7 @@ def test_an_overflow_is_driven_down_to_op_module_and_line() -> None:
 
 def test_a_block_with_too_many_ops_is_named_and_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("pricing", "inside"):
-        monkeypatch.setattr(f"bisect_litert.{module}.MAX_OPS", 2)
+        monkeypatch.setattr(f"bisect_litert.search.{module}.MAX_OPS", 2)
     culprit = only(run([Mlp(32), LoudNorm(32), Mlp(32)], 1, 8, 32), Cause.OVERFLOW, "1")
     assert culprit.ops == ()
     assert any("too many to look into at once (2): choose smaller blocks" in said for said in culprit.evidence)
