@@ -210,7 +210,10 @@ class Bisection:
         controls = None
         if self.known.target == GPU:
             right = tapped.right(truth.taps)
-            controls = Controls(evaluator, shipped, truth.outputs, right, switches=self.request.switches)
+            untapped = choice.results[0] if choice is not None and tapped.graph is plain else None
+            controls = Controls(
+                evaluator, shipped, truth.outputs, right, switches=self.request.switches, known=untapped
+            )
         if choice is not None and choice.failure is not None and controls is not None:
             with self._stage("find what does not run"):
                 settle_death(self.known, controls)
