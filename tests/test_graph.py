@@ -149,6 +149,18 @@ def test_writing_and_reading_changes_nothing(converted: Once, tmp_path: Path) ->
     )
 
 
+def test_a_file_in_which_another_graph_was_written_since_is_not_taken_for_it(converted: Once, tmp_path: Path) -> None:
+    graph = Graph.read(converted("blocks").graph.write(tmp_path / "one.tflite"))
+    again = graph.on_disk(tmp_path / "two.tflite")
+    assert again == tmp_path / "one.tflite"  # not written again
+    converted("masked").graph.write(tmp_path / "one.tflite")
+    again = graph.on_disk(tmp_path / "two.tflite")
+    assert again == tmp_path / "two.tflite"
+    assert [op.type for op in Graph.read(again).ops] == [op.type for op in graph.ops]
+    again.unlink()
+    assert graph.on_disk(tmp_path / "three.tflite") == tmp_path / "three.tflite"
+
+
 def test_inside_and_sources(converted: Once) -> None:
     graph = converted("blocks").graph
     b0, b1, b2 = (outputs_of(graph, b) if b != "b1" else graph.outputs[0].tensor for b in ("b0", "b1", "b2"))

@@ -93,6 +93,15 @@ class Port:
     tensor: int
 
 
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What tells a file from another one that was written in its place; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class Graph:
     """A .tflite model's main graph."""
 
@@ -100,8 +109,8 @@ class Graph:
         self.model = model
         self.file = Path()
         """Where it was read from; empty for a graph that was made by editing."""
-        self._lies_at = Path()
-        """A file that holds just this graph, if there is one."""
+        self._lies_at: tuple[Path, tuple[int, int, int] | None] | None = None
+        """A file that holds just this graph, if there is one, and what it was like then."""
 
     @classmethod
     def read(cls, path: Path) -> Graph:
@@ -109,7 +118,8 @@ class Graph:
         from ai_edge_litert.tools import flatbuffer_utils
 
         graph = cls(flatbuffer_utils.read_model(str(path)))
-        graph.file = graph._lies_at = path
+        graph.file = path
+        graph._lies_at = path, _stamp(path)
         return graph
 
     def write(self, path: Path) -> Path:
@@ -122,7 +132,7 @@ class Graph:
             RunnerError: The model is larger than the format allows.
         """
         packing.write_model(self.model, path)
-        self._lies_at = path
+        self._lies_at = path, _stamp(path)
         return path
 
     def on_disk(self, path: Path) -> Path:
@@ -131,7 +141,11 @@ class Graph:
         Raises:
             OSError, RunnerError: As `write`.
         """
-        return self._lies_at if self._lies_at.is_file() else self.write(path)
+        if self._lies_at is not None:
+            known, stamp = self._lies_at
+            if stamp is not None and _stamp(known) == stamp:  # nobody has written another graph there since
+                return known
+        return self.write(path)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
