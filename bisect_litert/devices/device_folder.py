@@ -21,6 +21,7 @@ import numpy as np
 
 from bisect_litert.devices.device_steps import readme
 from bisect_litert.devices.jobs import CRASHED, FAILED, MAPPED_BYTES, OK, TIMED_OUT, Job, JobResult, read_text
+from bisect_litert.devices.npy_file import read_npy
 from bisect_litert.devices.request_folder import unwritable
 from bisect_litert.devices.worker import BYTE_SENTINEL, FLOAT_SENTINELS, count_unwritten, fit_input
 from bisect_litert.errors import ExportFolderError
@@ -274,7 +275,7 @@ def _read(folder: Path, output: Mapping[str, Any]) -> np.ndarray | None:
         mapped = size > MAPPED_BYTES
         value = np.memmap(path, dtype, "r") if mapped else np.frombuffer(path.read_bytes(), dtype)
         return value.reshape(shape)
-    loaded: np.ndarray = np.load(path, allow_pickle=False)
+    loaded = read_npy(path)
     if loaded.shape != shape or loaded.dtype != dtype:
         raise ValueError(f"{loaded.dtype} {list(loaded.shape)}, the manifest says {dtype} {list(shape)}")
     return np.require(loaded, requirements="C")

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bisect_litert.devices.npy_file import read_npy
+
 MAPPED_BYTES = 1 << 20
 """Files above this are memory-mapped."""
 OK, FAILED, CRASHED, TIMED_OUT, NOT_RUN = "ok", "failed", "crashed", "timed out", "not run"
@@ -160,7 +162,7 @@ class _Files:
         if "offset" in entry:
             return self._part(path, entry)
         mapped = path.stat().st_size > MAPPED_BYTES
-        array: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        array = read_npy(path, mapped=mapped)
         array.flags.writeable = False
         if list(array.shape) != list(entry["shape"]) or array.dtype.name != entry["dtype"]:
             held = f"{array.dtype.name} {list(array.shape)}"
