@@ -116,7 +116,7 @@ def furthest(runs: Mapping[RunName, Errors], taps: Sequence[Tap]) -> list[str]:
         seen = [(c.relative_l2, blocks[key]) for key, c in errors.cumulative.items()]
         if not seen:
             continue
-        level, block = max(seen)
+        level, block = max(seen, key=lambda pair: _order(pair[0]))  # nan is the worst
         off = f"not finite in {lost}" if lost else f"at most {level:.2g} off, in {block}"
         told.append(f"Ended before that: {words.get(name, 'the GPU in fp32')}, {off}.")
     return told

@@ -105,11 +105,12 @@ def quiet_stdout() -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_logging() -> Iterator[None]:
     """Keeps torch from logging its own traceback of an error that we turn into a sentence."""
-    logging.disable(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.ERROR))
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 _TALKERS = ("torch.utils._pytree", "torchao")
