@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from bisect_litert.devices.request_folder import unwritable
 from bisect_litert.devices.worker import BYTE_SENTINEL, FLOAT_SENTINELS, count_unwritten, fit_input
 from bisect_litert.errors import ExportFolderError
 from bisect_litert.graphs.graph import Graph
+from bisect_litert.wording import some_of
 
 MANIFEST, RESULTS, ABOUT = "manifest.json", "results", "device.json"
 SCHEMA = 1
@@ -301,15 +302,10 @@ def _status(folder: Path) -> tuple[str, str]:
 def _shortcomings(name: str, total: int, missing: Sequence[str], wrong: Sequence[str]) -> str:
     parts = []
     if missing:
-        parts.append(f"{len(missing)} of {total} outputs are missing: {_some(missing)}")
+        parts.append(f"{len(missing)} of {total} outputs are missing: {some_of(missing, 5)}")
     if wrong:
-        parts.append(f"of the wrong size and left out: {_some(wrong)}")
+        parts.append(f"of the wrong size and left out: {some_of(wrong, 5)}")
     return f"Results of {name}: {'; '.join(parts)}." if parts else ""
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 def _text(value: Any) -> str:

@@ -231,13 +231,17 @@ class Runner:
             elif time.monotonic() - since > self.time_limit * (1 if child.streams or steps else len(jobs)):
                 return False, True
 
+    def _place(self) -> tuple[str, str]:
+        """What sentences call the worker, and how to look there."""
+        return "process", ": python"
+
     def _no_start(self, child: Link, timed_out: bool) -> RunnerError:
         lines = read_text(child.log).strip().splitlines()
         how = f"did not start within {self.time_limit:g} s" if timed_out else f"ended with {child.how_it_ended()}"
         last = f": {lines[-1].strip()}" if lines else ""
         return RunnerError(
-            f"The worker process {how} before its first job{last}.",
-            hint="Check that ai-edge-litert imports: python -c 'import ai_edge_litert.compiled_model'.",
+            f"The worker {self._place()[0]} {how} before its first job{last}.",
+            hint=f"Check that ai-edge-litert imports{self._place()[1]} -c 'import ai_edge_litert.compiled_model'.",
             detail="\n".join(lines[-20:]),
         )
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bisect_litert.devices.jobs import read_text
 from bisect_litert.devices.runners import WORKER_FILE, Runner
 from bisect_litert.devices.ssh_host import KEEP_SECONDS, SshHost
 from bisect_litert.devices.worker_process import Link, exit_detail
@@ -60,15 +59,8 @@ class SshRunner(Runner):
         self.host.connect()
         return _SshLink(self.host, log)
 
-    def _no_start(self, child: Link, timed_out: bool) -> RunnerError:
-        lines = read_text(child.log).strip().splitlines()
-        how = f"did not start within {self.time_limit:g} s" if timed_out else f"ended with {child.how_it_ended()}"
-        last = f": {lines[-1].strip()}" if lines else ""
-        return RunnerError(
-            f"The worker on {self.host.name} {how} before its first job{last}.",
-            hint="Check that ai-edge-litert imports there: python3 -c 'import ai_edge_litert.compiled_model'.",
-            detail="\n".join(lines[-20:]),
-        )
+    def _place(self) -> tuple[str, str]:
+        return f"on {self.host.name}", " there: python3"
 
 
 class _SshLink:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
@@ -37,6 +37,7 @@ from bisect_litert.records import environment, keeping
 from bisect_litert.search.culprits import Reading, amplification, leaves_range
 from bisect_litert.search.healing import Found
 from bisect_litert.verdicts.judging import Findings, block_ops, log_findings, place
+from bisect_litert.wording import some_of
 
 if TYPE_CHECKING:
     from bisect_litert.reports.drawing import Drawer
@@ -115,10 +116,6 @@ def _untold(known: Findings) -> list[str]:
     ]
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def _notes(known: Findings, where: Placement) -> list[str]:
     notes = []
     choice, found = known.choice, known.found
@@ -128,7 +125,8 @@ def _notes(known: Findings, where: Placement) -> list[str]:
         notes.append("The GPU does not repeat itself: two runs of the shipped graph gave different bits.")
     if where.refusals and not known.refused:
         ops = "; ".join(
-            f"{r.op} ({r.reason.rstrip('.')}{': ' + _some(r.blocks) if r.blocks else ''})" for r in where.refusals[:6]
+            f"{r.op} ({r.reason.rstrip('.')}{': ' + some_of(r.blocks, 3) if r.blocks else ''})"
+            for r in where.refusals[:6]
         )
         notes.append(f"Refused by the GPU delegate and run on the CPU: {ops}.")
     notes += [f"The GPU reported: {e}" for e in where.validation_errors[:2]]

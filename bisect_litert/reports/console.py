@@ -15,6 +15,7 @@ from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import block_lines
 from bisect_litert.reports.names import cut_line
 from bisect_litert.reports.outcome import cause_words, headline, is_emulated, target_words, truth_name
+from bisect_litert.wording import some_of
 
 LABEL_WIDTH = 11
 
@@ -113,8 +114,8 @@ def _header(record: RunRecord, printer: _Printer, verbose: bool) -> None:
     if placement.line:
         printer.labelled("placement", placement.line)
     for refusal in placement.refusals if verbose else placement.refusals[:3]:
-        named, more = (refusal.blocks, 0) if verbose else (refusal.blocks[:6], len(refusal.blocks) - 6)
-        where = f" in {', '.join(named)}{f' and {more} more' if more > 0 else ''}" if named else ""
+        blocks = refusal.blocks
+        where = f" in {some_of(blocks, len(blocks) if verbose else 6)}" if blocks else ""
         printer.labelled("", f"refused: {refusal.op} ×{refusal.count}{where}: {refusal.reason}")
     if len(placement.refusals) > 3 and not verbose:
         printer.labelled("", f"… {len(placement.refusals) - 3} more refused op types (-v shows them)")

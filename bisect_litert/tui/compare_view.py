@@ -18,6 +18,7 @@ from bisect_litert.reports.names import shorten_all
 from bisect_litert.tui.block_table import NAME_CELLS
 from bisect_litert.tui.colours import Colours, colours_of
 from bisect_litert.tui.runs import RunLine, find_runs
+from bisect_litert.wording import some_of
 
 SYMBOLS = {
     Change.FIXED: "✓",
@@ -171,7 +172,7 @@ class CompareView(Vertical):
             ("no partner", colours.faint, [row.name for row in diff.unmatched]),
         ):
             if names:
-                some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+                some = some_of(names, 6)
                 text.append(f"\n{word}: ", f"bold {style}").append(formats.clean(some))
         return text
 
