@@ -14,10 +14,11 @@ halving, one compile a probe.
 names nothing, so its time is no time to a name. litert_gpu_toolkit's checker is in no package index; it is left out.
 
 Rivals run in our own worker with one LiteRT environment for all probes, which saves them a start a probe, and their
-probes need neither taps nor controls. What is printed of us is the whole command with all of its controls, down to the
-op. Both sides' conversions are counted, and the ratio is given without them as well: a rival that is handed a .tflite
-needs none, and neither do we then. Every process runs twice, and the first run, which fills the shader cache, is not
-counted.
+probes need neither taps nor controls. Of us two times are printed: until the first wrong block is named on the screen,
+which is as much as a rival says in the end, and the whole command with all of its controls, down to op, cause and
+proof. Both sides' conversions are counted, and the first ratio is given without them as well: a rival that is handed a
+.tflite needs none, and neither do we then. Every process runs twice, and the first run, which fills the shader cache,
+is not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -198,11 +199,24 @@ def rival(kind: str, depth: int) -> dict[str, Any]:
 
 def ours(depth: int) -> dict[str, Any]:
     """Runs our command, with a conversion of its own."""
-    done, record = measuring.bisect(model_spec(depth), "blocks.*", "--no-cache")
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as answer:
+        words = [model_spec(depth), "--blocks", "blocks.*", "--no-cache", "-v", "--json", "--out", f"{folder}/run"]
+        start, named, name = time.perf_counter(), nan, ""
+        child = subprocess.Popen(
+            [*measuring.OURS, *words], stdout=answer, stderr=subprocess.PIPE, text=True, cwd=measuring.ROOT
+        )
+        for line in child.stderr or ():
+            if "First look:" in line:
+                named, name = time.perf_counter() - start, line.partition(" is the first")[0].split()[-1]
+        child.wait()
+        seconds = time.perf_counter() - start
+        answer.seek(0)
+        record = json.load(answer)
     lead = record["culprits"][0] if record["culprits"] else {"block": "", "op": -1}
     convert = sum(run["seconds"] for run in record["runs"] if run["name"] == "convert")
-    return {"seconds": done.seconds, "block": lead["block"], "op": lead["op"], "convert": convert,
-            "ops": sum(b["ops"] for b in record["blocks"]), "adapter": record["placement"]["adapter"]}  # fmt: skip
+    return {"seconds": seconds, "named": named, "name": name, "block": lead["block"], "op": lead["op"],
+            "convert": convert, "ops": sum(b["ops"] for b in record["blocks"]),
+            "adapter": record["placement"]["adapter"]}  # fmt: skip
 
 
 def main() -> None:
@@ -220,7 +234,10 @@ def main() -> None:
         return
     about, rows = measuring.about(), []
     measuring.show(about)
-    print(f"{'case':<9} {'rival':<10} {'probes':>6} {'s':>7} {'ours s':>7} {'ratio':>6} {'no convert':>10}  names")
+    print(
+        f"{'case':<9} {'rival':<10} {'probes':>6} {'s':>7} {'named s':>7} {'ratio':>6} {'whole s':>7} "
+        f"{'ratio':>6} {'no convert':>10}  names"
+    )
     for case in arguments.only:
         kind, depth = cases[case]
         if (
@@ -238,19 +255,22 @@ def main() -> None:
             theirs = statistics.median(r["seconds"][how] for r, _ in samples)
             mine = statistics.median(o["seconds"] for _, o in samples)
             ratio = statistics.median(r["seconds"][how] / o["seconds"] for r, o in samples)
+            first = statistics.median(o["named"] for _, o in samples)
+            ratio_named = statistics.median(r["seconds"][how] / o["named"] for r, o in samples)
             bare = statistics.median(
-                (r["seconds"][how] - r["convert"]) / (o["seconds"] - o["convert"]) for r, o in samples
+                (r["seconds"][how] - r["convert"]) / (o["named"] - o["convert"]) for r, o in samples
             )
             them, us = samples[-1]
-            right = us["block"] == f"blocks.{fault_of(depth)}"
+            right = {us["block"], us["name"]} == {f"blocks.{fault_of(depth)}"}
             about["adapter"] = us["adapter"]
-            rows.append({"case": case, "how": how, "probes": them["probes"][how], "seconds": theirs, "ours": mine,
-                         "ratio": ratio, "ratio_without_conversion": bare, "fault": f"blocks.{fault_of(depth)}",
-                         "theirs": them["name"], "our_block": us["block"], "our_op": us["op"], "ours_right": right,
-                         "ops": us["ops"]})  # fmt: skip
+            rows.append({"case": case, "how": how, "probes": them["probes"][how], "seconds": theirs, "named": first,
+                         "ratio_named": ratio_named, "ratio_without_conversion": bare, "ours": mine, "ratio": ratio,
+                         "fault": f"blocks.{fault_of(depth)}", "theirs": them["name"], "our_block": us["block"],
+                         "our_op": us["op"], "ours_right": right, "ops": us["ops"]})  # fmt: skip
             shown = f"{bare:>10.2f}" if them["convert"] else f"{'':>10}"
             print(
-                f"{case:<9} {how:<10} {them['probes'][how]:>6} {theirs:>7.1f} {mine:>7.1f} {ratio:>6.2f} {shown}  "
+                f"{case:<9} {how:<10} {them['probes'][how]:>6} {theirs:>7.1f} {first:>7.1f} {ratio_named:>6.2f} "
+                f"{mine:>7.1f} {ratio:>6.2f} {shown}  "
                 f"{them['name']}; ours {us['block']} op {us['op']} of {us['ops']}, {'right' if right else 'WRONG'}",
                 flush=True,
             )

@@ -237,6 +237,7 @@ class Bisection:
                 settings=self.settings,
                 target=self.known.target,
                 first={**cpu, **(choice.gpu if choice else {})},
+                say=lambda found: self.tell(Progress("search", found=found)),
             )
             with self._stage("search"):
                 self.known.found = investigate(case)

@@ -97,6 +97,8 @@ class Progress:
     seconds: float | None = None
     """How long the stage took, with "done"; the drawer's own clock is used when none."""
     detail: str = ""
+    found: str = ""
+    """A sentence that is worth reading before the run ends, with "info"."""
 
 
 OnProgress = Callable[[Progress], None]

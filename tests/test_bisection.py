@@ -12,7 +12,7 @@ from torch import nn
 from bisect_litert import bisect, bisection
 from bisect_litert.errors import BlockSelectionError, ConversionError, UnfitReferenceError
 from bisect_litert.record import Cause, Mark, RunName, RunRecord
-from bisect_litert.request import Interrupted
+from bisect_litert.request import Interrupted, Progress
 
 
 class Norm(nn.Module):
@@ -97,8 +97,8 @@ def chain(*blocks: nn.Module) -> nn.Module:
     return nn.Sequential(*blocks).eval()
 
 
-def on_gpu(model: nn.Module, inputs: Any) -> RunRecord:
-    record = bisect(model, inputs)
+def on_gpu(model: nn.Module, inputs: Any, **options: Any) -> RunRecord:
+    record = bisect(model, inputs, **options)
     if record.target != "gpu":
         pytest.skip("no GPU here")
     return record
@@ -185,8 +185,13 @@ def test_what_only_a_tap_reads_is_not_held_against_the_model() -> None:
 
 def test_overflow_on_the_gpu_and_what_it_hid() -> None:
     model = chain(Block(16), Norm(1e4), Block(16), Norm(1e4), Block(16))
-    record = on_gpu(model, numbers(2, 6, 16))
+    told: list[Progress] = []
+    record = on_gpu(model, numbers(2, 6, 16), on_progress=told.append)
     assert found(record) == [("1", Cause.OVERFLOW), ("3", Cause.OVERFLOW)]
+    # The first is named before the runs that say why.
+    (first,) = [p.found for p in told if p.found]
+    assert first.startswith("First look: On the GPU, 1 is the first to be wrong at its own inputs:")
+    assert any(p.stage.startswith("run gpu-fp32") for p in told[[p.found for p in told].index(first) :])
     assert record.verdict.diverged
     assert "65504" in record.culprits[0].evidence[0]
     assert {r.name for r in record.runs} >= {"torch", "cpu", "fp16", "gpu", "gpu-fp32"}

@@ -408,6 +408,26 @@ def test_finished_stages_stay_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     assert "✓ run gpu           1 min 15 s" in lines
 
 
+def test_what_is_found_on_the_way_is_said_at_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    sentence = "On the GPU, blocks.7 is the first block to go wrong: " + "it is off by 0.216 " * 4
+    for terminal in (True, False):
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=terminal, width=80)
+        with ProgressDrawer(console, verbose=not terminal) as on_progress:
+            on_progress(Progress("search", state="start"))
+            on_progress(Progress("search", found=sentence))
+            before = file.getvalue()
+            on_progress(Progress("search", state="done", seconds=1))
+        said = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", before)
+        assert sentence.split() == " ".join(said.split()).partition("▸ ")[2].split()[: len(sentence.split())]
+        assert "search" in file.getvalue()[len(before) :]
+    file = io.StringIO()
+    with ProgressDrawer(Console(file=file, force_terminal=True, width=80), quiet=True) as on_progress:
+        on_progress(Progress("search", found=sentence))
+    assert file.getvalue() == ""
+
+
 @pytest.mark.parametrize(
     ("value", "words"), [(0.44, "0.4 s"), (12.2, "12 s"), (125.0, "2 min 05 s"), (float("nan"), "-")]
 )

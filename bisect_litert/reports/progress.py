@@ -61,6 +61,8 @@ class ProgressDrawer:
             self._stage, self._started = progress.stage, monotonic()
             if self._plain and self._verbose:
                 self._print(Text(f"  {progress.stage} …"))
+        if progress.found and (self._live or self._plain):
+            self._print(Text.assemble(("▸ ", "yellow"), progress.found), whole=True)
         if progress.done is not None:
             self._count = f"{progress.done}/{progress.total}" if progress.total else str(progress.done)
         if progress.stage != self._stage and progress.state == "info":
@@ -90,10 +92,11 @@ class ProgressDrawer:
             self._print(line)
         self._count = self._detail = self._step = ""
 
-    def _print(self, line: Text) -> None:
+    def _print(self, line: Text, whole: bool = False) -> None:
+        """Prints a line; what does not fit is cut off, unless the `whole` of it is wanted."""
         # The ASCII form of a symbol may be longer and would shift the styles behind it, so there are none.
         text = Text(formats.clean(line.plain, True)) if self._ascii else line
-        self._console.print(text, no_wrap=True, overflow="crop", crop=True)
+        self._console.print(text, no_wrap=not whole, overflow="fold" if whole else "crop", crop=not whole)
 
 
 class _Running:

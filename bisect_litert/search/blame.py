@@ -52,6 +52,8 @@ class Investigation:
     judges_conversion: bool = True
     """Whether the reference is independent of the file, so that the CPU run can show the conversion to be wrong."""
     other_weights: OtherWeights = field(default_factory=OtherWeights)
+    say: Callable[[str], None] = lambda _: None
+    """Told which block goes wrong first, as soon as it is seen: cause, op and proof take as long again."""
 
 
 def void(values: Values | None) -> bool:

@@ -125,6 +125,8 @@ class _Rounds:
         """Measures one graph, with the fp32 control if something is left to explain, and believes what can be."""
         case, found = self.case, self.found
         readings, runs = self._read(graph, results, healed)
+        if number == 0:
+            self._tell_first(readings)
         known = set(self.confirmed) | self.cleared
         wrong = any(r.block not in known and faulty(r, case.settings) for r in readings)
         curious = {r.block for r in readings if asks_for_fp32(r, case.settings)} - known - self.answered
@@ -141,6 +143,12 @@ class _Rounds:
         self._confirm(readings, number, healed, graph)
         if len(self.confirmed) + len(self.merged) == before and not self.suspects:
             self._explain_outputs(readings, number, graph)
+
+    def _tell_first(self, readings: Sequence[Reading]) -> None:
+        settings = self.case.settings
+        first = next((r for r in readings if not r.output and faulty(r, settings)), None)
+        if first is not None:
+            self.case.say(diagnosis.first_look(first, settings, self.case.target))
 
     def _off(self, readings: Sequence[Reading]) -> bool:
         return any(out_of_line(r.cumulative, self.case.settings.output_limit) for r in self._outputs(readings))

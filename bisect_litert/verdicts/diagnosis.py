@@ -145,6 +145,15 @@ def _where(target: str, settings: Settings) -> str:
     return "On the CPU (no GPU)" if settings.fp32 else "In emulated fp16 (no GPU)"
 
 
+def first_look(reading: Reading, settings: Settings, target: str) -> str:
+    """The first block that is wrong at its own inputs, before anything is known of the reason; the verdict may yet
+    excuse it."""
+    said = f"{shows(reading.local)}; {_honest(reading, settings)}" if reading.local is not None else "it is off"
+    return (
+        f"First look: {_where(target, settings)}, {reading.block} is the first to be wrong at its own inputs: {said}."
+    )
+
+
 def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[str, ...]:
     """Evidence for a block that turns normal rounding into a visible error."""
     after = reading.cumulative.relative_l2 if reading.cumulative else float("nan")
