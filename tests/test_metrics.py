@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import asdict
 from math import inf, isnan, log10, nan, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 
 from bisect_litert.measuring import metrics, pieces
-from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale
+from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale, true_infinities
 from bisect_litert.record import Comparison
 
 EDGES = [0.0, -0.0, 1.0, -3.0, 65503.0, 65504.0, -65504.0, 1e6, 1e-30, inf, -inf, nan]
@@ -285,12 +288,108 @@ def test_a_large_tensor_of_two_scales_is_told_by_a_sample() -> None:
     assert compare(reference=parted, target=wrong).relative_l2 < 1e-4
 
 
+def by_definition(reference: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """What a comparison says of what is finite on both sides, from the textbook and in longer numbers."""
+    ref, out = (tensor.astype(np.longdouble).reshape(-1) for tensor in (reference, target))
+    both = np.isfinite(ref) & np.isfinite(out)
+    r, o = ref[both], out[both]
+    error, r0, o0 = o - r, r - r.mean(), o - o.mean()
+    return {
+        "relative_l2": float(np.sqrt((error**2).sum() / (r**2).sum())),
+        "snr_db": float(10 * np.log10((r**2).sum() / (error**2).sum())),
+        "scale": float((r * o).sum() / (r**2).sum()),
+        "correlation": float((r0 * o0).sum() / np.sqrt((r0**2).sum() * (o0**2).sum())),
+        "max_abs_error": float(np.abs(error).max()),
+        "reference_peak": float(np.abs(ref[np.isfinite(ref)]).max()),
+        "target_peak": float(np.abs(out[np.isfinite(out)]).max()),
+    }
+
+
+SIZES = [100, pieces.PIECE + 1]
+WORST: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "close": lambda x, y: (x, x + 1e-3 * y),
+    "unrelated": lambda x, y: (x, y + 0.1),
+    "negated": lambda x, y: (x, 1e-3 * y - x),
+    "far below": lambda x, y: (x, 1e-9 * (x + y)),
+    "far above": lambda x, y: (x, 1e9 * (x + y)),
+    "a large mean": lambda x, y: (1e6 + x, 1e6 + x + y),
+    "opposite means": lambda x, y: (1e6 + x, x + y - 1e6),
+    "tiny": lambda x, y: (1e-30 * x, 1e-30 * (x + y)),
+    "denormal": lambda x, y: (1e-41 * x, 1e-41 * (x + y)),
+    "huge": lambda x, y: (1e37 * x, 1e37 * (x + y)),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", WORST)
+@pytest.mark.parametrize("broken", [0.0, 0.3])
+def test_the_worst_numbers_are_compared_to_the_last_digits(kind: str, size: int, broken: float) -> None:
+    rng = np.random.default_rng(0)
+    reference, target = (np.float32(side) for side in WORST[kind](*rng.standard_normal((2, size))))
+    for side in (reference, target):
+        for bad in (nan, inf, -inf):
+            side[rng.random(size) < broken / 3] = bad
+    c = asdict(compare(reference=reference, target=target))
+    want = by_definition(reference, target)
+    assert c["snr_db"] == pytest.approx(want.pop("snr_db"), abs=1e-9)  # a logarithm may be near zero
+    assert {name: c[name] for name in want} == pytest.approx(want, rel=1e-11, abs=0)
+    assert c["nonfinite"] == np.count_nonzero(~np.isfinite(target))
+    assert c["reference_nonfinite"] == np.count_nonzero(~np.isfinite(reference))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16, np.float64, np.int32, np.int8])
+def test_dtypes_and_views_are_compared_as_their_values(dtype: Any, tmp_path: Path) -> None:
+    reference, target = (30 * np.random.default_rng(0).standard_normal((2, 4, 130, 100))).astype(dtype)
+    held = np.ascontiguousarray(reference.transpose(2, 0, 1)).transpose(1, 2, 0)
+    np.asarray(target).tofile(tmp_path / "target")
+    mapped = np.memmap(tmp_path / "target", dtype, "r", shape=target.shape)
+    plain = compare(reference=reference.astype(np.float64), target=target.astype(np.float64))
+    assert same(compare(reference=held, target=mapped), plain)
+    assert same(compare(reference=mapped, target=held), compare(reference=target, target=reference))
+    assert plain.zeros == np.count_nonzero(target == 0)
+
+
+def test_zeros_in_place_of_numbers_are_told_from_zeros() -> None:
+    reference = np.maximum(np.random.default_rng(0).standard_normal(pieces.PIECE + 100), 0).astype(np.float32)
+    zeros = int(np.count_nonzero(reference == 0))
+    same_zeros = compare(reference=reference, target=-reference)  # -0.0 is zero, too
+    assert (same_zeros.zeros, same_zeros.new_zeros) == (zeros, 0)
+    target = reference.copy()
+    target[-1:] = 0
+    reference[-1:] = 1
+    assert compare(reference=reference, target=target).new_zeros == 1
+    # What a number is lost beside counts, also where the target holds no number there.
+    assert of([1000.0, 1.0, 1.0], [nan, 0.0, 1.0]).new_zeros == 0
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_what_exceeds_float64_is_no_exception() -> None:
+    c = of([1.0, 2.0], [1e200, 1e200], np.float64)
+    assert (c.relative_l2, c.snr_db) == (inf, -inf)
+    c = of([1e200, 2e200], [1e200, 9e200], np.float64)
+    assert all(isnan(value) for value in (c.relative_l2, c.snr_db, c.correlation))
+    assert of([1e-150, 2e-150, 5e-150], [1e-150, 2e-150, 4e-150], np.float64).correlation < 1
+
+
+def test_infinities_where_fp16_ends() -> None:
+    reference = np.tile(np.array([7e4, -1e9, 1.0, inf, nan], np.float32), 20_000)
+    target = np.tile(np.array([inf, -inf, 1.0, nan, 3.0], np.float32), 20_000)
+    assert true_infinities(reference, target)
+    for place, wrong in ((-5, -inf), (-4, inf), (-3, inf), (-3, nan), (-5, nan)):
+        broken = target.copy()
+        broken[place] = wrong
+        assert not true_infinities(reference, broken)
+
+
 def test_nothing_is_copied_whole() -> None:
     reference = np.random.default_rng(0).standard_normal((64, 32, 64, 64), np.float32)
     target = np.ascontiguousarray(reference.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)  # as a graph holds it
     target[0, 0, 0, :5] = 0.0
     tracemalloc.start()
     compare_by_scale(reference=reference, target=target)
+    compare_by_scale(reference=target, target=reference)
+    target[1, 0, 0, :5] = nan
+    true_infinities(reference, target)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < reference.nbytes / 8

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-PIECE = 1 << 15
-"""Elements computed with at a time: a quarter of a megabyte in float64."""
+PIECE = 3 << 14
+"""Elements computed with at a time: three eighths of a megabyte in float64."""
 _ALONE = 1 << 13
 """Elements up to which a product of vectors stays in one thread: OpenBLAS shares longer ones (from 10000) among all
 cores, and waits for a core that a worker has for as long as hundreds of products take."""
@@ -16,12 +16,17 @@ cores, and waits for a core that a worker has for as long as hundreds of product
 
 def dot(one: np.ndarray, other: np.ndarray) -> float:
     """Returns the inner product of two vectors, computed in this thread alone."""
+    if one.size <= _ALONE:
+        return float(one.dot(other))
     whole = one.size - one.size % _ALONE
-    total = 0.0
-    if whole:
-        rows = one[:whole].reshape(-1, 1, _ALONE) @ other[:whole].reshape(-1, _ALONE, 1)
-        total = float(rows.sum())
-    return total + float(one[whole:] @ other[whole:]) if whole < one.size else total
+    rows = one[:whole].reshape(-1, 1, _ALONE) @ other[:whole].reshape(-1, _ALONE, 1)
+    return float(rows.sum()) + float(one[whole:].dot(other[whole:]))
+
+
+def chosen(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns the elements of a flat tensor under a mask: `values[mask]`, which takes many times as long where the mask
+    has no pattern."""
+    return values.take(np.flatnonzero(mask))
 
 
 def flat_pieces(values: np.ndarray, size: int = PIECE) -> Iterator[np.ndarray]:
