@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from bisect_litert.measuring.pieces import dot, flat_pieces, let_go, pairs
+from bisect_litert.measuring.pieces import chosen, dot, flat_pieces, let_go, pairs
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -60,14 +60,17 @@ def fingerprint(values: np.ndarray) -> Fingerprint:
     """Returns a tensor's fingerprint."""
     nonfinite, power, low, high = 0, 0.0, inf, -inf
     for piece in flat_pieces(values):
-        wide = _widened(piece)
-        least, most = float(wide.min()), float(wide.max())
-        if not (least > -inf and most < inf):  # NaN compares as neither
-            finite = wide[np.isfinite(wide)]
-            nonfinite += wide.size - finite.size
-            if not finite.size:
+        least, most = float(np.minimum.reduce(piece)), float(np.maximum.reduce(piece))
+        if _plain(least, most):
+            wide = piece.astype(np.float64)
+        else:
+            wide = _widened(piece)
+            finite = np.isfinite(wide)
+            nonfinite += wide.size - int(np.count_nonzero(finite))
+            wide = chosen(wide, finite)
+            if not wide.size:
                 continue
-            wide, least, most = finite, float(finite.min()), float(finite.max())
+            least, most = float(np.minimum.reduce(wide)), float(np.maximum.reduce(wide))
         power += dot(wide, wide)
         low, high = min(low, least), max(high, most)
     let_go(values)
@@ -87,19 +90,23 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     """L2 distance of two tensors of one size over finite pairs; infinite when they differ in what is not finite."""
     power = 0.0
     for left, right in pairs(a, b):
-        x, y = _widened(left), _widened(right)
-        with np.errstate(invalid="ignore"):  # infinities of one sign
-            d = x - y
-        piece = dot(d, d)
-        if not piece < inf:
+        if all(_plain(np.minimum.reduce(part), np.maximum.reduce(part)) for part in (left, right)):
+            d = left.astype(np.float64)
+            d -= right.astype(np.float64)
+        else:
+            x, y = _widened(left), _widened(right)
             fx, fy = np.isfinite(x), np.isfinite(y)
-            if not np.array_equal(fx, fy) or not np.array_equal(x[~fx], y[~fy], equal_nan=True):
+            if not np.array_equal(fx, fy) or not np.array_equal(chosen(x, ~fx), chosen(y, ~fy), equal_nan=True):
                 return inf
-            d = x[fx] - y[fx]
-            piece = dot(d, d)
-        power += piece
+            d = chosen(x, fx) - chosen(y, fy)
+        power += dot(d, d)
     let_go(a, b)
     return sqrt(power)
+
+
+def _plain(low: float, high: float) -> bool:
+    """Whether numbers from one to another are finite and stand for themselves; NaN is neither below nor above."""
+    return bool(low > -FLOAT32_MAX and high < FLOAT32_MAX)
 
 
 def _widened(piece: np.ndarray) -> np.ndarray:
