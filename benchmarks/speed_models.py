@@ -183,6 +183,17 @@ class Mixed(torch.nn.Module):
         return x + 0.1 * torch.tanh(self.linear(x))
 
 
+class Normed(Mixed):
+    """The same behind a norm of large values, which takes any factor out again; in fp16 the squares inside it overflow."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.norm = torch.nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.tanh(self.linear(self.norm(x * 2000.0)))
+
+
 class Chain(torch.nn.Module):
     """Blocks in a row."""
 
@@ -204,22 +215,25 @@ def plain(depth: int, elements: int) -> Case:
     return Chain(blocks).eval(), {"x": torch.randn(1, rows, elements // rows)}
 
 
-def mixed(depth: int, elements: int) -> Case:
+def mixed(depth: int, elements: int, fault: int = -1) -> Case:
     """The same with a linear layer of 64 in each."""
     torch.manual_seed(0)
-    return Chain([Mixed(64) for _ in range(depth)]).eval(), {"x": torch.randn(1, elements // 64, 64)}
+    blocks: list[torch.nn.Module] = [Normed(64) if i == fault else Mixed(64) for i in range(depth)]
+    return Chain(blocks).eval(), {"x": torch.randn(1, elements // 64, 64)}
 
 
 _SIZED: dict[str, Callable[..., Case]] = {
     "transformer_of": lambda depth: transformer(depth, fault=depth * 6 // 10),
     "plain": plain,
     "mixed": mixed,
+    "culprit": lambda depth, elements: mixed(depth, elements, fault=depth * 7 // 10),
 }
 
 
 def __getattr__(name: str) -> functools.partial[Case]:
     """Models of any size: `transformer_of_N` with an overflow in the block behind six tenths of them, `plain_N_E` and
-    `mixed_N_E` of N blocks that return E elements each."""
+    `mixed_N_E` of N blocks that return E elements each, `culprit_N_E` like the last with an overflow in the block behind
+    seven tenths of them."""
     for kind, make in _SIZED.items():
         sizes = name.removeprefix(f"{kind}_").split("_")
         if name.startswith(f"{kind}_") and all(size.isdigit() for size in sizes):
