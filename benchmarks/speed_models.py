@@ -184,7 +184,7 @@ class Mixed(torch.nn.Module):
 
 
 class Normed(Mixed):
-    """The same behind a norm of large values, which takes any factor out again; in fp16 the squares inside it overflow."""
+    """The same behind a norm of large values, whose squares overflow in fp16."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -232,8 +232,8 @@ _SIZED: dict[str, Callable[..., Case]] = {
 
 def __getattr__(name: str) -> functools.partial[Case]:
     """Models of any size: `transformer_of_N` with an overflow in the block behind six tenths of them, `plain_N_E` and
-    `mixed_N_E` of N blocks that return E elements each, `culprit_N_E` like the last with an overflow in the block behind
-    seven tenths of them."""
+    `mixed_N_E` of N blocks that return E elements each, `culprit_N_E` like the last with an overflow in the block
+    behind seven tenths of them."""
     for kind, make in _SIZED.items():
         sizes = name.removeprefix(f"{kind}_").split("_")
         if name.startswith(f"{kind}_") and all(size.isdigit() for size in sizes):

@@ -80,7 +80,7 @@ class Run:
             for name, array in inputs.items():
                 np.save(self.request / f"{model}.{name}.npy", array)
             files = {name: f"{model}.{name}.npy" for name in inputs}
-            for accelerator in ("cpu", "interpreter", "gpu"):
+            for accelerator in ("cpu", "interpreter", "xnnpack", "gpu"):
                 jobs.append(
                     {
                         "id": f"{model}-{accelerator}",
@@ -167,7 +167,15 @@ def test_gpu_is_fp16_and_fp32_when_asked(gpu: Run) -> None:
     assert gpu.output("last").tobytes() == gpu.output("mlp-gpu").tobytes()
 
 
-@pytest.mark.parametrize("accelerator", ["cpu", "interpreter", "gpu"])
+def test_the_interpreter_with_xnnpack_gives_the_bits_of_litert_on_the_cpu(run: Run) -> None:
+    delegated, plain = run.output("mlp-xnnpack"), run.output("mlp-interpreter")
+    assert delegated.tobytes() == run.output("mlp-cpu").tobytes()
+    assert run.answer("mlp-interpreter")["tensors"]
+    assert not run.answer("mlp-xnnpack")["tensors"]
+    np.testing.assert_allclose(delegated, plain, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "interpreter", "xnnpack", "gpu"])
 def test_every_kind_of_output(run: Run, accelerator: str) -> None:
     name = f"kinds-{accelerator}"
     assert run.answer(name)["status"] == (

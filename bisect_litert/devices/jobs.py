@@ -29,7 +29,8 @@ class Job:
     model: Path
     """Nobody writes to it any more."""
     accelerator: str
-    """"cpu" (XNNPACK), "gpu" (alone first, then with the CPU), "gpu+cpu", or "interpreter" (plain CPU kernels)."""
+    """"cpu" (as it ships: XNNPACK), "gpu" (alone first, then with the CPU), "gpu+cpu", "interpreter" (plain CPU
+    kernels), or "xnnpack" (the interpreter with XNNPACK's: as "cpu", and quick to load with any number of tensors)."""
     inputs: Mapping[str, np.ndarray]
     """By signature input name."""
     fp32: bool = False

@@ -7,11 +7,12 @@ another machine:
     python worker.py --serve               run "REQUEST<TAB>RESPONSE" lines from stdin, print "done" after each
 
 A request folder holds `request.json`, {"jobs": [...]}, and the files it names (relative paths). A job has "id",
-"model", "accelerator" ("cpu", "gpu", "gpu+cpu" or "interpreter") and "inputs" ({signature input name: .npy file}), and
-maybe "fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set while the job
-runs) and "tensors" (indices of tensors to keep, or "all" that an op writes; interpreter only). The response folder
-gets, per job, a folder named by its id with `started`, the outputs as .npy, the tensors in one file, `stderr.log` (what
-C++ printed), and last and atomically `response.json`: status, error, outputs, times, and under "versions" what ran it.
+"model", "accelerator" ("cpu", "gpu", "gpu+cpu", "interpreter" or "xnnpack") and "inputs" ({signature input name: .npy
+file}), and maybe "fp32", "fallback" (when the GPU alone refuses, try GPU and CPU together; default true), "env" (set
+while the job runs) and "tensors" (indices of tensors to keep, or "all" that an op writes; interpreter only). The
+response folder gets, per job, a folder named by its id with `started`, the outputs as .npy, the tensors in one file,
+`stderr.log` (what C++ printed), and last and atomically `response.json`: status, error, outputs, times, and under
+"versions" what ran it.
 
 The versions of ai-edge-litert differ in what they offer Python. All of that is here, found out by looking and not by
 version: `Runtime` says what there is. What there is not is an answer ("lacks"), and so is a job that needs it
@@ -49,6 +50,7 @@ _NOT_LOADED = "GPU accelerator could not be loaded and registered"
 _LOADED = re.compile(r"GPU accelerator\(.*\) registered")
 _PLACEMENT_SWITCHES = "LITERT_GPU_DEBUG_"
 _NO_GPU, _NO_FP32, _NO_SWITCHES = "gpu", "fp32", "switches"
+_INTERPRETED = ("interpreter", "xnnpack")
 
 # NaN payloads no kernel writes: arithmetic gives the canonical NaN, and a copied NaN keeps its own payload.
 FLOAT_SENTINELS = {"float16": 0x7EEF, "float32": 0x7FC0BEEF, "float64": 0x7FF8BEEFBEEFBEEF}
@@ -335,8 +337,10 @@ class Worker:
             try:
                 inputs = {name: np.load(request / path, allow_pickle=False) for name, path in job["inputs"].items()}
                 model = str(request / job["model"])
-                if job["accelerator"] == "interpreter":
-                    _run_interpreter(model, inputs, folder, answer, job.get("tensors") or ())
+                if job["accelerator"] in _INTERPRETED:
+                    delegate = job["accelerator"] == "xnnpack"
+                    keep = () if delegate else job.get("tensors") or ()
+                    _run_interpreter(model, inputs, folder, answer, keep, delegate)
                 else:
                     self._run_compiled(job, model, inputs, folder, answer)
             except Exception as error:
@@ -470,16 +474,21 @@ def _names_of_repeated_outputs(path: str, listed: list[str], given: Mapping[str,
 
 
 def _run_interpreter(
-    path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any], keep: Any
+    path: str, inputs: Mapping[str, np.ndarray], folder: Path, answer: dict[str, Any], keep: Any, delegate: bool
 ) -> None:
-    """Runs the plain CPU kernels, one op at a time, and keeps tensors by index, or "all" that an op wrote."""
+    """Runs the plain CPU kernels, one op at a time, and keeps tensors by index, or "all" that an op wrote.
+
+    With `delegate` they are XNNPACK's, as on LiteRT's CPU, and nothing is kept. LiteRT's compiled model would give the
+    same bits, but looks each tensor up in a list while it reads the graph: emulation makes tens of thousands of them.
+    """
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     start = time.perf_counter()
+    plain, full = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES, OpResolverType.AUTO
     interpreter = Interpreter(
         model_path=path,
-        experimental_preserve_all_tensors=True,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_preserve_all_tensors=not delegate,
+        experimental_op_resolver_type=full if delegate else plain,
     )
     interpreter.allocate_tensors()
     answer["seconds"]["compile"] = time.perf_counter() - start

@@ -24,7 +24,7 @@ TAP_MEMORY = 1 << 30
 """Default budget for the taps of one run, bytes."""
 CPU, HALF, ROUNDING, GPU, GPU_FP32 = "cpu", "fp16", "rounding", "gpu", "gpu-fp32"
 UNTAPPED = "-untapped"
-ACCELERATOR = {CPU: "cpu", HALF: "cpu", ROUNDING: "cpu", GPU: "gpu", GPU_FP32: "gpu"}
+ACCELERATOR = {CPU: "cpu", HALF: "xnnpack", ROUNDING: "xnnpack", GPU: "gpu", GPU_FP32: "gpu"}
 
 
 @dataclass(frozen=True, slots=True)
