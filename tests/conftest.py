@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from small_models import Converted
 
 
+def _same_weights() -> None:
+    """Lets modules that a test makes have the same weights every time: some import seeds PyTorch from the clock."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+seeded_fixtures = pytest.fixture(scope="module", autouse=True, name="seeded_fixtures")(_same_weights)
+seeded_tests = pytest.fixture(autouse=True, name="seeded_tests")(_same_weights)
+
+
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Converted]:
     """Returns a function that gives a model of small_models.MODELS with its graph."""

@@ -108,7 +108,9 @@ def found(record: RunRecord) -> list[tuple[str, Cause]]:
     return [(c.block, c.cause) for c in record.culprits]
 
 
-def test_what_reads_a_culprits_inside_past_its_end_is_no_culprit() -> None:
+@pytest.mark.parametrize("seed", [0, 7])
+def test_what_reads_a_culprits_inside_past_its_end_is_no_culprit(seed: int) -> None:
+    torch.manual_seed(seed)  # with 7, the reader looks like a second culprit until it is healed
     model = chain(Tanh(), Squares(), Tanh(), Hash(), Tanh())
     record = on_gpu(model, numbers(1, 12, 16) * 2)
     assert found(record) == [("1", Cause.OVERFLOW), ("3", Cause.PRECISION_LOSS)]

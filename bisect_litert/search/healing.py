@@ -94,7 +94,7 @@ class _Rounds:
         graph, results, healed = case.base, dict(case.first), set[str]()
         for number in range(MAX_ROUNDS):
             self._round(number, graph, results, healed)
-            targets = (set(self.confirmed) | set(self.suspects) | self.merged) - {OUTPUT}
+            targets = (self._guilty() | set(self.suspects)) - {OUTPUT}
             if targets <= healed:
                 break
             healed = targets
@@ -139,9 +139,8 @@ class _Rounds:
         if number == 0:
             found.readings = readings
             self._keep(runs)
-        before = len(self.confirmed) + len(self.merged)
         self._confirm(readings, number, healed, graph)
-        if len(self.confirmed) + len(self.merged) == before and not self.suspects:
+        if not self.suspects and self._guilty() <= healed:
             self._explain_outputs(readings, number, graph)
 
     def _tell_first(self, readings: Sequence[Reading]) -> None:
@@ -150,12 +149,15 @@ class _Rounds:
         if first is not None:
             self.case.say(diagnosis.first_look(first, settings, self.case.target))
 
+    def _guilty(self) -> set[str]:
+        return set(self.confirmed) | self.merged
+
     def _off(self, readings: Sequence[Reading]) -> bool:
         return any(out_of_line(r.cumulative, self.case.settings.output_limit) for r in self._outputs(readings))
 
     def _outputs(self, readings: Sequence[Reading]) -> list[Reading]:
         """The outputs that healing can put right: a culprit's own cannot, since nothing reads it."""
-        guilty = set(self.confirmed) | self.merged
+        guilty = self._guilty()
         return [r for r in readings if r.output and r.block not in guilty]
 
     def _explain_outputs(self, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
@@ -341,7 +343,7 @@ class _Rounds:
         It may when the block reads the culprit's inner tensors past the point where the culprit is healed, or when
         what it is given, in PyTorch's own values, does not fit into fp16 in the first place.
         """
-        guilty = set(self.confirmed) | self.merged
+        guilty = self._guilty()
         if number and block not in self.suspects:
             inner = self.entangled.get(block, {})
             if any(not self._can_be_given(other, t) for other in guilty & inner.keys() for t in inner[other]):
