@@ -22,6 +22,7 @@ from bisect_litert.devices.job_queue import JobQueue
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.errors import BisectError, UnansweredError
 from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring import noise
 from bisect_litert.measuring.evaluation import (
     CPU,
     GPU,
@@ -34,7 +35,7 @@ from bisect_litert.measuring.evaluation import (
     start_untapped,
     tap_graph,
 )
-from bisect_litert.measuring.readings import flow, furthest, measure_without_forcing
+from bisect_litert.measuring.readings import Values, flow, furthest, measure_without_forcing
 from bisect_litert.record import Artefact, Cause, Culprit, RunName, RunRecord, Verdict
 from bisect_litert.records import run_folder
 from bisect_litert.records.recording import write_record
@@ -161,7 +162,7 @@ class Bisection:
         early: Running | None,
     ) -> None:
         """Runs the graph in every way, searches, looks inside, and judges."""
-        truth, tapped = shown.truth, shown.tapping
+        tapped = shown.tapping
         located = [t for t in tapped.taps if t.tensor >= 0]
         graph = tap_graph(tapped.graph, [t.tensor for t in located], tapped.outputs)
         evaluator = Evaluator(
@@ -169,7 +170,7 @@ class Bisection:
             place.folder,
             inputs,
             tapped.taps,
-            {k: v.shape for k, v in truth.outputs.items()},
+            {k: v.shape for k, v in shown.truth.outputs.items()},
             tapped.tame,
             lambda job: self.tell(Progress(f"run {job}", state="info")),
             self.request.tap_memory,
@@ -183,6 +184,9 @@ class Bisection:
             evaluator.ahead(graph, [CPU] if self.request.no_gpu else [CPU, GPU])
             cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
         self.known.add_results(cpu.values())
+        at = {port.name: port.tensor for port in tapped.graph.outputs}
+        outputs = {label: at[name] for label, name in tapped.outputs.items()}
+        truth = self.known.truth = self._held(shown, outputs, evaluator.values(cpu[ROUNDING], graph))
         self.ran = evaluator, graph, cpu
         choice = None
         if not self.request.no_gpu:
@@ -202,8 +206,6 @@ class Bisection:
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
             self.known.notes.append(f"{choice.why_not} {_STAND_IN[self.request.fp32]} stands in for the GPU.")
-        at = {port.name: port.tensor for port in tapped.graph.outputs}
-        outputs = {label: at[name] for label, name in tapped.outputs.items()}
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = tapping.owners(tapped, truth, outputs), tapped.graph
         shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
@@ -211,9 +213,7 @@ class Bisection:
         if self.known.target == GPU:
             right = tapped.right(truth.taps)
             untapped = choice.results[0] if choice is not None and tapped.graph is plain else None
-            controls = Controls(
-                evaluator, shipped, truth.outputs, right, switches=self.request.switches, known=untapped
-            )
+            controls = Controls(evaluator, shipped, truth, right, switches=self.request.switches, known=untapped)
         if choice is not None and choice.failure is not None and controls is not None:
             with self._stage("find what does not run"):
                 settle_death(self.known, controls)
@@ -252,6 +252,16 @@ class Bisection:
                 settle_taps(self.known, controls)
         self.known.verdict = judge(self.known)
         self._keep_reproductions(tapped)
+
+    def _held(self, shown: Located, outputs: Mapping[str, int], rounded: Values) -> noise.Held:
+        """The reference, with what errors are held against where it is noise."""
+        truth, tapped = shown.truth, shown.tapping
+        single = {**truth.taps, **truth.outputs}
+        at = {t.key: t.tensor for t in tapped.taps} | dict(outputs)
+        seen = {**rounded.taps, **rounded.outputs}
+        found = noise.complete(shown.noise, single, seen, at, tapped.graph, tapped.values)
+        self.known.notes += noise.sentences(found)
+        return noise.Held(truth.taps, truth.outputs, found)
 
     def _as_shipped(self, shown: Located, shipped: tapping.Tapping) -> Located:
         """Gives up the taps that only a second conversion has."""

@@ -134,6 +134,9 @@ class Comparison:
     """|target| at the fp16 limit 65504, or infinite, where |reference| is not."""
     unwritten: int = 0
     """Elements that still hold the sentinel the output buffer was filled with."""
+    terms: float = 0.0
+    """Where the reference is fp32 noise, the 2-norm of the terms that cancel, which the error is relative to; else 0.
+    Correlation and scale are nan then and zeros are not new."""
 
     @property
     def finite_agreement(self) -> bool:

@@ -35,6 +35,8 @@ class Computed:
 
     taps: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Not known here; see `measuring.noise`."""
 
 
 @dataclass

@@ -43,7 +43,7 @@ OCTAVES = 40
 """From 2**-20 to above 65504."""
 
 
-def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0, terms: float = 0.0) -> Comparison:
     """Compares a target with a reference of the same size.
 
     Relative L2 error, correlation, SNR and scale are taken over the elements that are finite on both sides; the
@@ -54,15 +54,21 @@ def compare(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) ->
         reference: The trusted tensor, any shape, any real or boolean dtype.
         target: Same number of elements, in the same order.
         unwritten: Elements known to hold the output buffer's sentinel; they are non-finite in `target` already.
+        terms: Where the reference is noise (noise.py), the 2-norm that its error is relative to; else 0. What else is
+            said of single values there (correlation, scale, zeros) means nothing and is left out.
 
     Raises:
         ValueError: The sizes differ.
     """
-    return _compare(reference, target, unwritten)
+    return _compare(reference, target, unwritten, terms=terms)
 
 
 def _compare(
-    reference: np.ndarray, target: np.ndarray, unwritten: int = 0, within: tuple[float, float] | None = None
+    reference: np.ndarray,
+    target: np.ndarray,
+    unwritten: int = 0,
+    within: tuple[float, float] | None = None,
+    terms: float = 0.0,
 ) -> Comparison:
     """As `compare`, of the elements whose reference's magnitude is `within` two numbers, the second one excluded."""
     if reference.size != target.size:
@@ -71,7 +77,7 @@ def _compare(
     for ref, out in _sides(reference, target, within):
         t.add(ref, out)
     new_zeros = 0
-    if t.flushed:  # a second look, since what is visible is known only now
+    if t.flushed and not terms:  # a second look, since what is visible is known only now
         visible = np.float64(0.1 * sqrt(t.whole_power / t.elements))
         for ref, out in _sides(reference, target, within):
             sizes = np.abs(ref)
@@ -81,10 +87,10 @@ def _compare(
             new_zeros += int(np.count_nonzero(lost))
     return Comparison(
         elements=t.elements,
-        relative_l2=t.relative_l2(),
-        correlation=t.correlation(),
-        snr_db=t.snr_db(),
-        scale=t.cross / t.ref_power if t.ref_power > 0 else nan,
+        relative_l2=t.relative_l2(terms),
+        correlation=nan if terms else t.correlation(),
+        snr_db=t.snr_db(terms),
+        scale=t.cross / t.ref_power if t.ref_power > 0 and not terms else nan,
         max_abs_error=t.max_error if t.common else nan,
         reference_peak=t.ref_peak,
         target_peak=t.out_peak,
@@ -95,6 +101,7 @@ def _compare(
         new_zeros=new_zeros,
         saturated=t.saturated,
         unwritten=unwritten,
+        terms=terms,
     )
 
 
@@ -110,17 +117,19 @@ def _sides(
             yield ref.take(side), out.take(side)
 
 
-def compare_output(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+def compare_output(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0, terms: float = 0.0) -> Comparison:
     """As `compare`, of what a model returns: integers and booleans stand for themselves, as classes and indices do, and
     are equal or not, so that of them the share that differs takes the error's place."""
-    whole = compare(reference=reference, target=target, unwritten=unwritten)
+    whole = compare(reference=reference, target=target, unwritten=unwritten, terms=terms)
     if reference.dtype.kind == "f":
         return whole
     differ = np.count_nonzero(reference.reshape(-1) != target.reshape(-1)) / max(1, reference.size)
     return replace(whole, relative_l2=differ, correlation=nan, snr_db=nan, scale=nan)
 
 
-def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: int = 0) -> Comparison:
+def compare_by_scale(
+    *, reference: np.ndarray, target: np.ndarray, unwritten: int = 0, terms: float = 0.0
+) -> Comparison:
     """As `compare`, with the error taken scale by scale where a tensor holds numbers of two scales.
 
     Beside a mask of -1e4 the scores it was added to vanish in a norm, however wrong they are. So where a gap of
@@ -128,8 +137,8 @@ def compare_by_scale(*, reference: np.ndarray, target: np.ndarray, unwritten: in
     largest error count. What lies beyond 65504, which fp16 cannot hold, is left to the counts (`new_nonfinite`,
     `saturated`, `target_peak`).
     """
-    whole = compare_output(reference=reference, target=target, unwritten=unwritten)
-    if reference.dtype.kind != "f" or reference.size < 2:
+    whole = compare_output(reference=reference, target=target, unwritten=unwritten, terms=terms)
+    if reference.dtype.kind != "f" or reference.size < 2 or terms:
         return whole
     cut = _gap(reference)
     if cut is None and whole.reference_peak < FP16_MAX:

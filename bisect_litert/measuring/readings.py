@@ -33,6 +33,11 @@ class Forward(Protocol):
         """What the model returned; empty when a forced forward failed on its way."""
         ...
 
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Where it is noise, what errors are relative to (noise.py), by tap key or output label."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Tap:
@@ -89,19 +94,19 @@ def measure(
     """
     forced = force({**values.taps, **healed})
     return Errors(
-        cumulative=_compare(truth.taps, values.taps, values.unwritten),
-        local=_compare(forced.taps, values.taps, values.unwritten),
-        output_cumulative=_compare(truth.outputs, values.outputs, values.unwritten),
-        output_local=_compare(forced.outputs, values.outputs, values.unwritten),
+        cumulative=_compare(truth.taps, values, truth.terms),
+        local=_compare(forced.taps, values, truth.terms),
+        output_cumulative=_compare(truth.outputs, values, truth.terms, outputs=True),
+        output_local=_compare(forced.outputs, values, truth.terms, outputs=True),
     )
 
 
 def measure_without_forcing(values: Values, truth: Forward) -> Errors:
     """What a run comes to where no torch forward can be spent on it: cumulative errors only."""
     return Errors(
-        cumulative=_compare(truth.taps, values.taps, values.unwritten),
+        cumulative=_compare(truth.taps, values, truth.terms),
         local={},
-        output_cumulative=_compare(truth.outputs, values.outputs, values.unwritten),
+        output_cumulative=_compare(truth.outputs, values, truth.terms, outputs=True),
         output_local={},
     )
 
@@ -123,12 +128,17 @@ def furthest(runs: Mapping[RunName, Errors], taps: Sequence[Tap]) -> list[str]:
 
 
 def _compare(
-    reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], unwritten: Mapping[str, int]
+    reference: Mapping[str, np.ndarray], values: Values, terms: Mapping[str, float], *, outputs: bool = False
 ) -> dict[str, Comparison]:
     found = {}
-    for key, value in target.items():
+    for key, value in (values.outputs if outputs else values.taps).items():
         if key in reference and reference[key].size == value.size:
-            found[key] = compare_by_scale(reference=reference[key], target=value, unwritten=unwritten.get(key, 0))
+            found[key] = compare_by_scale(
+                reference=reference[key],
+                target=value,
+                unwritten=values.unwritten.get(key, 0),
+                terms=terms.get(key, 0.0),
+            )
             let_go(reference[key], value)
     return found
 

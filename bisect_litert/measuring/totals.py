@@ -118,21 +118,24 @@ class Totals:
         known = self._sums
         self._sums = known[0] + r, known[1] + o, known[2] + rr, known[3] + oo, known[4] + ro
 
-    def relative_l2(self) -> float:
-        """Error over reference, in the 2-norm; nan when nothing is finite on both sides."""
+    def relative_l2(self, terms: float = 0.0) -> float:
+        """Error over reference (or `terms`, if they are larger), in the 2-norm; nan when nothing is finite on both
+        sides."""
         if not self.common:
             return nan
+        if terms * terms > self.ref_power:
+            return sqrt(self.error_power) / terms
         if self.ref_power == 0:
             return 0.0 if self.error_power == 0 else inf
         return sqrt(self.error_power / self.ref_power)
 
-    def snr_db(self) -> float:
-        """10 * log10(reference power / error power)."""
+    def snr_db(self, terms: float = 0.0) -> float:
+        """10 * log10(reference power / error power); the larger of reference and `terms`."""
         if not self.common:
             return nan
         if self.error_power == 0:
             return inf
-        ratio = self.ref_power / self.error_power
+        ratio = max(self.ref_power, terms * terms) / self.error_power
         return -inf if ratio == 0 else 10 * log10(ratio)
 
     def correlation(self) -> float:

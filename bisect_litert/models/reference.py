@@ -67,6 +67,8 @@ class Forward:
     """Values given that found no place: the call did not happen, or its tensor had another number of elements."""
     problem: str = ""
     """Set when a forced forward failed on the values it was given; the taps before that are there, no outputs."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Not known here; see `measuring.noise`."""
 
 
 @dataclass(frozen=True)

@@ -161,19 +161,19 @@ def _outputs(known: Findings) -> list[OutputResult]:
         rows.append(
             OutputResult(
                 label,
-                _output(values, label, reference),
-                _output(bare, label, reference),
+                _output(values, label, reference, truth.terms.get(label, 0.0)),
+                _output(bare, label, reference, truth.terms.get(label, 0.0)),
                 expected.relative_l2 if expected else nan,
             )
         )
     return rows
 
 
-def _output(values: Values | None, label: str, reference: np.ndarray) -> Comparison | None:
+def _output(values: Values | None, label: str, reference: np.ndarray, terms: float) -> Comparison | None:
     seen = values.outputs.get(label) if values else None
     if values is None or seen is None or seen.size != reference.size:
         return None
-    return compare_output(reference=reference, target=seen, unwritten=values.unwritten.get(label, 0))
+    return compare_output(reference=reference, target=seen, unwritten=values.unwritten.get(label, 0), terms=terms)
 
 
 def _keep_tensors(known: Findings) -> dict[str, tuple[str, str]]:

@@ -20,6 +20,7 @@ from bisect_litert.graphs.graph import Op
 from bisect_litert.graphs.splitting import PartFailed, Parts
 from bisect_litert.measuring.evaluation import GPU, GPU_FP32, Evaluator, TappedGraph
 from bisect_litert.measuring.metrics import compare_by_scale, compare_output, out_of_line
+from bisect_litert.measuring.readings import Forward
 from bisect_litert.record import Comparison
 
 EXCLUDE = "LITERT_GPU_DEBUG_EXCLUDE_NODES"
@@ -71,7 +72,7 @@ class Controls:
     Args:
         evaluator: Runs graphs.
         graph: The graph as it ships.
-        truth: Torch's outputs, by label.
+        truth: Torch's forward.
         values: The right value of every tensor, in the graph's layout.
         switches: Whether the delegate's switches may be used where it has them.
         known: A GPU run of that graph that was made already.
@@ -81,7 +82,7 @@ class Controls:
         self,
         evaluator: Evaluator,
         graph: TappedGraph,
-        truth: Mapping[str, np.ndarray],
+        truth: Forward,
         values: Mapping[int, np.ndarray],
         *,
         switches: bool = True,
@@ -216,7 +217,10 @@ class Controls:
     ) -> Control:
         said = placement.read(result.log_text, 0).validation_errors if result else ()
         return Control(
-            {k: compare_output(reference=self._truth[k], target=v) for k, v in outputs.items()},
+            {
+                k: compare_output(reference=self._truth.outputs[k], target=v, terms=self._truth.terms.get(k, 0.0))
+                for k, v in outputs.items()
+            },
             result is None or result.ok,
             result.detail if result else "",
             result is not None and result.status in (CRASHED, TIMED_OUT),

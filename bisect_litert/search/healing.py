@@ -196,7 +196,7 @@ class _Rounds:
         kept = {r.tap: values.taps[r.tap] for r in sound if r.tap in values.taps}
         outputs = case.force(kept).outputs
         errors = [
-            compare_by_scale(reference=case.truth.outputs[label], target=value)
+            compare_by_scale(reference=case.truth.outputs[label], target=value, terms=case.truth.terms.get(label, 0.0))
             for label, value in outputs.items()
             if value.dtype.kind == "f" and label in case.owners
         ]

@@ -13,6 +13,7 @@ import numpy as np
 from bisect_litert.devices.job_queue import JobQueue
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.graphs.graph import Graph
+from bisect_litert.measuring.noise import Noise
 from bisect_litert.measuring.readings import Forward, OtherWeights
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.search.sources import OpSources
@@ -54,6 +55,8 @@ class Located:
     what weights of fewer bits cost beside the reference's, or what LiteRT's CPU kernels differ by among themselves."""
     output_limit: float = 0.0
     """Least error of an output that can count, where its own steps are coarser than the limit asked for."""
+    noise: Mapping[str, Noise] = field(default_factory=dict)
+    """Tensors of which fp32 holds no digit, likewise."""
     other_weights: OtherWeights = field(default_factory=OtherWeights)
     results: tuple[JobResult, ...] = ()
     """Of the jobs that were run on the way."""

@@ -77,7 +77,7 @@ class PairSubject(TorchSubject):
     def locate(self, graph: Graph, inputs: Mapping[str, np.ndarray], place: Workplace) -> Located:
         """Finds the blocks' outputs among the file's tensors; those that are not there have no partner."""
         truth, values = self.truth, self._values
-        cost, tolerance = self._fp32_costs()
+        cost, tolerance, noise = self._fp32_costs()
         close = CLOSE_QUANTISED if self._narrow else CLOSE
         outputs = {label: match.port for label, match in self._matches.items()}
         taps = tapping.locate(
@@ -98,6 +98,7 @@ class PairSubject(TorchSubject):
             outputs=outputs,
             layouts={label: match.layout for label, match in self._matches.items()},
             cost=cost,
+            noise=noise,
             steps=self._cost_of_narrow_weights(taps, values) if self._narrow else {},
             output_limit=self._limit() if self._narrow else 0.0,
             other_weights=OtherWeights(tuple(self._weights.other), self._weights.sentence(self._file)),

@@ -18,6 +18,7 @@ from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.stored_conversion import Converter
 from bisect_litert.measuring.evaluation import float_outputs
 from bisect_litert.measuring.metrics import compare
+from bisect_litert.measuring.noise import Noise, find_noise
 from bisect_litert.measuring.pieces import let_go
 from bisect_litert.models import blocks as block_stage
 from bisect_litert.models.preparation import LoadedModel, describe_inputs
@@ -119,9 +120,9 @@ class TorchSubject:
 
     def locate(self, graph: Graph, inputs: Mapping[str, np.ndarray], place: Workplace) -> Located:
         """Finds the blocks' outputs among the graph's tensors, and converts again for those that are not there."""
-        cost, tolerance = self._fp32_costs()
+        cost, tolerance, noise = self._fp32_costs()
         outputs = self._name_outputs(graph)
-        return Located(self._tap(graph, inputs, place, tolerance, outputs), self.truth, outputs, cost)
+        return Located(self._tap(graph, inputs, place, tolerance, outputs), self.truth, outputs, cost, noise=noise)
 
     def move_to(self, place: Workplace) -> None:
         """Changes nothing: PyTorch runs in this process."""
@@ -156,17 +157,19 @@ class TorchSubject:
         suspect = Suspect(culprit.block, kind, culprit.module, sources.node_of(culprit), whole)
         twin.keep(folder, suspect, sources.model(), blocks)
 
-    def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float]]:
+    def _fp32_costs(self) -> tuple[dict[str, float], dict[str, float], dict[str, Noise]]:
         """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to
-        be."""
+        be; and what it leaves no digit of."""
         truth = self.truth
         double = self._torch.run64()
         forced = self._torch.force64(truth.taps) if double else None
         self._torch.forget64()
         if double is None or forced is None:
-            return {}, {}
-        local = {**differences(forced.taps, truth.taps), **differences(forced.outputs, truth.outputs)}
-        return local, {k: 100 * v for k, v in differences(double.taps, truth.taps).items()}
+            return {}, {}, {}
+        noise = {**find_noise(double.taps, truth.taps), **find_noise(double.outputs, truth.outputs)}
+        terms = {key: found.terms for key, found in noise.items()}
+        local = {**differences(forced.taps, truth.taps, terms), **differences(forced.outputs, truth.outputs, terms)}
+        return local, {k: 100 * v for k, v in differences(double.taps, truth.taps).items()}, noise
 
     def _tap(
         self,
@@ -230,13 +233,15 @@ class TorchSubject:
         return {label: port.name for label, port in zip(labels, ports, strict=True)}
 
 
-def differences(reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns the relative L2 difference of float tensors of one name and shape; one that is not defined is left out,
-    as when nothing is finite or the reference is zero."""
+def differences(
+    reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], terms: Mapping[str, float] = {}
+) -> dict[str, float]:
+    """Returns the relative L2 difference of float tensors of one name and shape, relative to `terms` where the
+    reference is noise; one that is not defined is left out, as when nothing is finite or the reference is zero."""
     found = {}
     for key, value in target.items():
         if value.dtype.kind == "f" and key in reference and reference[key].shape == value.shape:
-            error = compare(reference=reference[key], target=value).relative_l2
+            error = compare(reference=reference[key], target=value, terms=terms.get(key, 0.0)).relative_l2
             let_go(reference[key], value)
             if np.isfinite(error):
                 found[key] = error

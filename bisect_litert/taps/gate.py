@@ -162,8 +162,9 @@ def same_outputs(bare: Values, seen: Values, truth: Forward, limit: float) -> bo
         other = seen.outputs.get(label)
         if other is None or one.dtype.kind != "f" or np.array_equal(one, other, equal_nan=True):
             continue
-        a = compare(reference=truth.outputs[label], target=one)
-        b = compare(reference=truth.outputs[label], target=other)
+        terms = truth.terms.get(label, 0.0)
+        a = compare(reference=truth.outputs[label], target=one, terms=terms)
+        b = compare(reference=truth.outputs[label], target=other, terms=terms)
         if out_of_line(a, limit) == out_of_line(b, limit):
             continue
         levels = sorted((a.relative_l2, b.relative_l2))

@@ -250,7 +250,10 @@ def _disagreement(known: Findings, choice: Choice) -> Verdict | None:
             label
             for label, value in choice.untapped.outputs.items()
             if value.dtype.kind == "f"
-            and out_of_line(compare(reference=known.truth.outputs[label], target=value), known.settings.output_limit)
+            and out_of_line(
+                compare(reference=known.truth.outputs[label], target=value, terms=known.truth.terms.get(label, 0.0)),
+                known.settings.output_limit,
+            )
         ]
         if wrong:
             cured = f" Tapping {', '.join(choice.changed_by)} cures it." if choice.changed_by else ""
