@@ -13,6 +13,7 @@ from bisect_litert.devices.jobs import Job, JobResult
 from bisect_litert.devices.runners import Runner
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import CPU, GPU, Evaluator, TappedGraph
+from bisect_litert.measuring.noise import Held
 from bisect_litert.search.counterfactual import Controls
 
 
@@ -40,7 +41,7 @@ class Bench:
 
     def controls(self, *, switches: bool = True) -> Controls:
         """Control runs that know nothing yet."""
-        return Controls(self.evaluator, self.shipped, self.truth, self.values, switches=switches)
+        return Controls(self.evaluator, self.shipped, Held({}, self.truth, {}), self.values, switches=switches)
 
     def gpu_jobs(self, start: int = 0) -> list[JobResult]:
         """The GPU runs since the evaluator's `start`-th run."""

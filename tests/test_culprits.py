@@ -357,3 +357,18 @@ def test_what_honest_devices_differ_by_is_no_fault() -> None:
     wrong = reading("a", local=0.3)
     assert faulty(wrong, SETTINGS)
     assert not faulty(replace(wrong, step=0.1), SETTINGS)
+
+
+def test_noise_that_shows_is_laid_to_where_it_was_made() -> None:
+    """Beside its terms it is in line; what it is added to is not, and loses nothing itself."""
+    held = replace(off(5e-4), terms=1.0)
+    chain = [
+        reading("before"),
+        replace(reading("cancels", "before"), cumulative=held),
+        replace(reading("scales", "cancels"), cumulative=held),
+        reading("adds", "before", "scales", cumulative=0.3),
+        replace(reading("adds", "adds", cumulative=0.3), tap="output", output=True),
+    ]
+    assert find_loss(chain, SETTINGS) == (["cancels"], True)
+    plain = [replace(r, cumulative=off(5e-4)) if r.noise else r for r in chain]
+    assert find_loss(plain, SETTINGS) == (["adds"], True)

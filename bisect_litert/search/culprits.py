@@ -69,6 +69,11 @@ class Reading:
         return max(known if isfinite(known) else FP16_UNIT, FP16_UNIT, self.step)
 
     @property
+    def noise(self) -> bool:
+        """Whether the reference holds no digit here (measuring/noise.py)."""
+        return self.cumulative is not None and self.cumulative.terms > 0
+
+    @property
     def ratio(self) -> float:
         """Local error over its cost; nan when there is nothing to compare."""
         return self.local.relative_l2 / self.cost if self.local else float("nan")
@@ -185,6 +190,13 @@ def _level(comparison: Comparison | None) -> float:
     return max(comparison.relative_l2, FP16_UNIT)
 
 
+def _cancelled(reading: Reading, known: Mapping[str, Reading]) -> Reading:
+    """Where noise was made that shows in a block: the digits were lost there, where it is in line beside its terms."""
+    while (behind := next((known[p] for p in reading.parents if p in known and known[p].noise), None)) is not None:
+        reading = behind
+    return reading
+
+
 def upstream(readings: Sequence[Reading]) -> dict[str, frozenset[str]]:
     """Returns, for each block, the blocks its outputs follow from, directly or not."""
     by_tap = {r.tap: r for r in readings}
@@ -259,6 +271,7 @@ def find_loss(readings: Sequence[Reading], settings: Settings, off_by: float | N
     needed = min(settings.output_limit, off_by / 3)
     levels: dict[str, float] = {}
     jumps: list[tuple[float, str]] = []
+    known = {r.tap: r for r in readings}
     for r in readings:
         level = _level(r.cumulative)
         if r.healed:
@@ -267,6 +280,6 @@ def find_loss(readings: Sequence[Reading], settings: Settings, off_by: float | N
             # Untapped: what it hands on is what it was given.
             level = max([FP16_UNIT, *(levels.get(p, 0.0) for p in r.parents)])
         elif (jump := amplification(r, levels)) >= settings.jump_limit and level > needed:
-            jumps.append((jump, r.block))
+            jumps.append((jump, _cancelled(r, known).block))
         levels[r.tap] = level
     return ([max(jumps, key=lambda j: j[0])[1]] if jumps else []), True

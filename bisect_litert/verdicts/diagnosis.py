@@ -161,8 +161,12 @@ def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[
         f"The error grows from {number(before)} before this block to {number(after)} behind it, "
         f"{number(after / before)} times."
     ]
+    if reading.noise:
+        found = [
+            f"Its terms cancel to nothing but their rounding, {number(after)} of their size: what follows shows it."
+        ]
     local, expected = reading.local, reading.expected
-    if local is not None and expected is not None:
+    if local is not None and expected is not None and not reading.noise:
         if local.relative_l2 > settings.output_limit:
             rounding = "LiteRT's CPU in fp32" if settings.fp32 else "Rounding to fp16's 11 bits"
             found.append(
