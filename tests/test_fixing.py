@@ -189,6 +189,15 @@ def test_one_output_that_fp32_blurs_excuses_no_other() -> None:
     assert judged(truth, {"a": one}, {"a": one}).complaint == "torch returns other outputs with it"
 
 
+def test_a_rewrite_that_leaves_other_noise_computes_the_same() -> None:
+    """The mean of a centred row: fp32 and fp64 give their own rounding, whatever the order of sums."""
+    noise = np.random.default_rng(0).standard_normal(8)
+    truth = Truth({"z": 1e-7 * noise}, {"z": 1e-17 * noise})
+    assert not judged(truth, {"z": -1e-7 * noise}, {"z": -2e-17 * noise}).complaint
+    assert judged(truth, {"z": 1e-3 * noise}, {"z": 1e-17 * noise}).complaint
+    assert judged(truth, {"z": 1e-7 * noise}, {"z": 1e-3 * noise}).complaint
+
+
 def test_a_worker_that_dies_in_a_trial_is_given_one_job_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from sample_record import record as sample
 

@@ -6,19 +6,21 @@ fp32 means nothing: x + 1000 - 1000 loses digits in fp32 too, and a rewrite that
 decides: the two have to agree in fp64, and the changed model's fp32 result has to be at least as close to the
 original's fp64 result as the original's own is. The other way round, where the two agree in fp32, in fp64 they may
 differ by what fp32 costs the original: a mask of -1e9 swallows scores in fp32 that fp64 keeps, and what ships is the
-fp32 model.
+fp32 model. Where the original returns nothing but noise, differences are relative to the terms that cancel there
+(measuring/noise.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isnan, nan
+from math import inf, isnan, nan, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bisect_litert.errors import BisectError
+from bisect_litert.measuring.noise import find_noise
 from bisect_litert.models import eager, structure
 from bisect_litert.models.preparation import LoadedModel
 
@@ -36,6 +38,11 @@ class Truth:
     single: Mapping[str, np.ndarray]
     double: Mapping[str, np.ndarray] | None
     """None when the model does not run in fp64."""
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Where an output is noise, the 2-norm of the terms that cancel, by its label."""
+        return {label: found.terms for label, found in find_noise(self.double or {}, self.single).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +89,13 @@ def judged(truth: Truth, single: Mapping[str, np.ndarray], double: Mapping[str, 
     """
     if any(list(truth.single) != list(other) for other in (single, double) if other is not None):
         return Agreement(inf, inf, complaint="torch returns other outputs with it")
-    rows = []
+    rows, terms = [], truth.terms
     for label, wanted in truth.single.items():
         exact = None if truth.double is None else truth.double[label]
-        wide = None if exact is None or double is None else _difference(exact, double[label])
-        own, off = (nan if exact is None else _difference(exact, each) for each in (wanted, single[label]))
-        rows.append((_difference(wanted, single[label]), nan if wide is None else wide, own, off))
+        size = terms.get(label, 0.0) / sqrt(max(1, wanted.size))
+        wide = None if exact is None or double is None else _difference(exact, double[label], size)
+        own, off = (nan if exact is None else _difference(exact, each, size) for each in (wanted, single[label]))
+        rows.append((_difference(wanted, single[label], size), nan if wide is None else wide, own, off))
     complaints = [_complaint(*row) for row in rows]
     by_fp64 = [row for row, said in zip(rows, complaints, strict=True) if not said and not _strict(*row[:2])]
     decisive = max(by_fp64, key=lambda row: row[3], default=(nan,) * 4)
@@ -152,8 +160,9 @@ def _outputs(loaded: LoadedModel, *, double: bool) -> dict[str, np.ndarray]:
     return {label: t.detach().double().numpy() for label, t in structure.leaves(returned)}
 
 
-def _difference(wanted: np.ndarray, got: np.ndarray) -> float:
-    """Largest difference relative to the largest finite magnitude that is wanted; inf for another shape."""
+def _difference(wanted: np.ndarray, got: np.ndarray, size: float = 0.0) -> float:
+    """Largest difference relative to the largest finite magnitude that is wanted, or to `size` if that is larger; inf
+    for another shape."""
     if got.shape != wanted.shape:
         return inf
     same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
@@ -162,6 +171,6 @@ def _difference(wanted: np.ndarray, got: np.ndarray) -> float:
     with np.errstate(invalid="ignore"):
         difference = np.where(same, 0.0, np.abs(got - wanted))
     finite = np.abs(wanted[np.isfinite(wanted)])
-    scale = float(finite.max()) if finite.size else 0.0
+    scale = max(size, float(finite.max())) if finite.size else 0.0
     largest = inf if np.isnan(difference).any() else float(difference.max())
     return largest / scale if scale else inf

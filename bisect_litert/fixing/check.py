@@ -78,8 +78,8 @@ def check(loaded: LoadedModel, source: str, work: Path, *, time_limit: float = 3
         detail = f"{result.status}: {result.detail}"
         return Check(torch.torch32, torch.torch64, nan, False, detail, torch.own, torch.off, torch.complaint)
     errors = [
-        compare(reference=wanted, target=np.asarray(result.outputs[port.name]))
-        for wanted, port in zip(truth.single.values(), graph.outputs, strict=True)
+        compare(reference=wanted, target=np.asarray(result.outputs[port.name]), terms=truth.terms.get(label, 0.0))
+        for (label, wanted), port in zip(truth.single.items(), graph.outputs, strict=True)
         if graph.tensors[port.tensor].is_float
     ]
     levels = [c.relative_l2 if c.finite_agreement else nan for c in errors]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bisect_litert.devices.jobs import Job, JobRunner
+from bisect_litert.fixing.agreement import Truth
 from bisect_litert.fixing.costing import Timing, seconds
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import compare
@@ -22,7 +23,7 @@ def keep_off(
     graph: Graph,
     path: Path,
     inputs: Mapping[str, np.ndarray],
-    truth: Sequence[np.ndarray],
+    truth: Truth,
     limit: float,
     runner: JobRunner,
     *,
@@ -35,7 +36,7 @@ def keep_off(
         graph: The converted model that they were found in.
         path: Its file.
         inputs: By signature name.
-        truth: Torch's outputs, in order.
+        truth: Torch's outputs.
         limit: Largest relative L2 error of an output that is right.
         runner: Runs the control.
         time_here: Whether this machine's GPU is the one, so that its time can be taken.
@@ -50,10 +51,12 @@ def keep_off(
         result = runner.run([Job(name, path, "gpu+cpu", inputs, env=env)])[name]
         error = nan
         if result.ok:
-            pairs = zip(truth, graph.outputs, strict=True)
+            pairs = zip(truth.single.items(), graph.outputs, strict=True)
             parts = [
-                compare(reference=wanted, target=np.asarray(result.outputs[port.name]))
-                for wanted, port in pairs
+                compare(
+                    reference=wanted, target=np.asarray(result.outputs[port.name]), terms=truth.terms.get(label, 0.0)
+                )
+                for (label, wanted), port in pairs
                 if graph.tensors[port.tensor].is_float
             ]
             error = float(np.max([c.relative_l2 if c.finite_agreement else nan for c in parts])) if parts else nan
