@@ -372,7 +372,11 @@ LISTING = """
 """
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["report", "RUN"], ["report", "RUN", "--format", "md"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["report", "RUN"], ["report", "RUN", "--format", "md"],
+     ["report", "RUN", "--tolerance", "ratio=20"]],
+)  # fmt: skip
 def test_what_only_reads_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
     sample.overflow().save(tmp_path)
     done = python(LISTING, " ".join(HEAVY), *[str(tmp_path) if word == "RUN" else word for word in words])
@@ -398,6 +402,14 @@ def test_reports_do_without_torch_and_litert_even_for_the_plot(tmp_path: Path) -
     """
     done = python(blocked, str(tmp_path))
     assert done.stdout == "['logs', 'plot', 'report']\n", done.stderr
+
+
+def test_the_first_screen_needs_none_of_what_reads_tensors() -> None:
+    wanted = (
+        "torch litert_torch ai_edge_litert matplotlib bisect_litert.tui.tensor_facts bisect_litert.measuring.metrics"
+    )
+    code = "import sys, bisect_litert.tui.app; print([name for name in sys.argv[1].split() if name in sys.modules])"
+    assert python(code, wanted).stdout == "[]\n"
 
 
 def test_help_imports_nothing_heavy() -> None:

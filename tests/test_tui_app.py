@@ -14,7 +14,7 @@ import pytest
 import sample_record as sample
 import sample_run
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Input, Static, TabbedContent
+from textual.widgets import DataTable, Input, Static, TabbedContent, TabPane
 
 from bisect_litert import cli
 from bisect_litert.errors import ExitCode
@@ -93,6 +93,26 @@ def test_it_opens_on_the_verdict_with_the_culprit_selected(run: Path) -> None:
         assert shown(pilot, "#readout").startswith("✗ enc.b3  cumulative 0.50")
         assert "∞ 256 not finite" in shown(pilot, "#readout")
         assert "72% of its output is exactly zero" in shown(pilot, "#summary")
+
+    drive(app(run), script)
+
+
+def test_the_first_screen_waits_for_nothing_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[BlockTable] = []
+    judged: list[object] = []
+    fill = BlockTable.fill
+    monkeypatch.setattr(BlockTable, "fill", lambda table: (filled.append(table), fill(table))[1])
+    monkeypatch.setattr(RunScreen, "judge", lambda _, settings: judged.append(settings))
+
+    async def script(pilot: Pilot[None]) -> None:
+        assert [len(pane.children) for pane in pilot.app.screen.query(TabPane)] == [1, 0, 0, 0, 0, 0]
+        await pilot.press("tab", "shift+tab", "t")
+        await pilot.pause()
+        assert len(filled) == 2  # once, and in the other theme's colours; not for the focus
+        await pilot.press("6")
+        await pilot.pause()
+        assert [len(pane.children) for pane in pilot.app.screen.query(TabPane)] == [1, 0, 0, 0, 0, 1]
+        assert judged == []  # the lines' own first words are no other tolerances
 
     drive(app(run), script)
 
@@ -325,8 +345,8 @@ def test_next_and_previous_block(run: Path) -> None:
 
 def test_leaving_a_block_while_it_is_read_shows_the_next_one(run: Path) -> None:
     async def script(pilot: Pilot[None]) -> None:
-        view = pilot.app.screen.query_one(BlockView)
         await pilot.press("enter", "n")
+        view = pilot.app.screen.query_one(BlockView)
         view.post_message(BlockView.Read((3, 0), None, "late"))
         await settled(pilot)
         assert "late" not in shown(pilot, "#panel-statistics")

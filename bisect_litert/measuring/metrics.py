@@ -10,8 +10,9 @@ from math import inf, isnan, nan, sqrt
 
 import numpy as np
 
+from bisect_litert.measuring.limits import FP16_MAX, FP16_NORMAL, FP16_UNIT, out_of_line
 from bisect_litert.measuring.pieces import PIECE, chosen, flat_pieces, pairs
-from bisect_litert.measuring.totals import FP16_MAX, Totals
+from bisect_litert.measuring.totals import Totals
 from bisect_litert.record import Comparison
 
 __all__ = [
@@ -25,11 +26,6 @@ __all__ = [
     "true_infinities",
 ]
 
-FP16_UNIT = 2.0**-11
-"""Largest relative error of rounding to fp16's 11 significant bits (IEEE 754-2019, binary16): half a unit in the last
-place."""
-FP16_NORMAL = 2.0**-14
-"""Smallest magnitude that fp16 holds with all its digits."""
 GAP_OCTAVES = 6
 """Empty octaves (a factor of 64) that part two scales: more than the spread of a product of two normal numbers leaves
 open."""
@@ -239,13 +235,3 @@ def true_infinities(reference: np.ndarray, target: np.ndarray) -> bool:
             if not fine.all():
                 return False
     return True
-
-
-def out_of_line(comparison: Comparison | None, allowed: float) -> bool:
-    """Whether a comparison shows more than an allowed relative L2 error, or anything non-finite that the reference
-    has not."""
-    if comparison is None:
-        return False
-    if not comparison.finite_agreement:
-        return True
-    return not isnan(comparison.relative_l2) and comparison.relative_l2 > allowed

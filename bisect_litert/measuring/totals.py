@@ -6,9 +6,9 @@ from math import inf, log10, nan, sqrt
 
 import numpy as np
 
+from bisect_litert.measuring.limits import FP16_MAX
 from bisect_litert.measuring.pieces import chosen, dot
 
-FP16_MAX = 65504.0
 KEPT = 2.0**-4
 """Share of two numbers that a difference of theirs keeps at least, so that it loses no more than four of its bits."""
 

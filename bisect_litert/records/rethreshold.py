@@ -12,7 +12,7 @@ from math import isfinite, isnan
 from typing import Any
 
 from bisect_litert.errors import UsageError
-from bisect_litert.measuring.metrics import out_of_line
+from bisect_litert.measuring.limits import out_of_line
 from bisect_litert.record import BlockResult, Cause, Culprit, Mark, RunName, RunRecord, Settings, Verdict
 from bisect_litert.search.culprits import Reading, cause_of, faulty, limit, misconverted
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 
-from bisect_litert.measuring.metrics import FP16_UNIT, out_of_line
+from bisect_litert.measuring.limits import FP16_UNIT, out_of_line
 from bisect_litert.record import Cause, Comparison, Settings
 
 STEPS = 3.0

@@ -18,7 +18,7 @@ from bisect_litert.record import BlockResult, Comparison, Mark, Residency, RunRe
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten_all
 from bisect_litert.reports.outcome import local_on_target, on_target
-from bisect_litert.tui.colours import colours_of
+from bisect_litert.tui.colours import Colours, colours_of
 
 NAME_CELLS = 22
 
@@ -126,15 +126,16 @@ class BlockTable(DataTable[Text]):
         """Title of the column the rows are sorted by; "" in the order of the data flow."""
         self.reverse = False
         self._selected = 0
+        self._colours: Colours | None = None
 
     def on_mount(self) -> None:
         """Fills the table."""
         self.fill()
 
     def notify_style_update(self) -> None:
-        """Fills it again in the new theme's colours."""
+        """Fills it again in a new theme's colours; most styles that change, as with the focus, change none of them."""
         super().notify_style_update()
-        if self.is_mounted and self.columns:
+        if self.is_mounted and self.columns and self._colours != colours_of(self.app):
             self.fill()
 
     def show(self, record: RunRecord) -> None:
@@ -161,7 +162,7 @@ class BlockTable(DataTable[Text]):
     def fill(self) -> None:
         """Writes all rows."""
         column = self.cursor_column
-        colours = colours_of(self.app)
+        self._colours = colours = colours_of(self.app)
         names = shorten_all([formats.clean(b.name) for b in self._record.blocks], NAME_CELLS)
         rows = [b for b in self._record.blocks if matches(b, self.pattern, self.mark)]
         by = next((c for c in COLUMNS if c.title == self.sorted_by), None)

@@ -22,6 +22,7 @@ from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, target_run, truth_name
 from bisect_litert.tui import tensor_pictures as pictures
 from bisect_litert.tui.colours import Colours, colours_of
+from bisect_litert.tui.stepped import Stepped
 from bisect_litert.tui.tensor_facts import PairFacts, read_facts
 from bisect_litert.tui.tensor_pair import TensorError, TensorPair
 
@@ -50,13 +51,6 @@ class BlockView(Vertical):
         Binding("p,left", "step(-1)", "Previous", key_display="p"),
         Binding("v", "next_tap", "Tensor"),
     ]
-
-    class Stepped(Message):
-        """Another block was asked for."""
-
-        def __init__(self, order: int) -> None:
-            super().__init__()
-            self.order = order
 
     class Read(Message):
         """A tensor was read, or could not be."""
@@ -115,7 +109,7 @@ class BlockView(Vertical):
         """Goes to the next or the previous block."""
         order = self._order + by
         if 0 <= order < len(self._record.blocks):
-            self.post_message(self.Stepped(order))
+            self.post_message(Stepped(order))
 
     def action_next_tap(self) -> None:
         """Goes to the next tensor of the block's output."""

@@ -11,7 +11,6 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.message import Message
 from textual.widgets import DataTable, Static
 
 from bisect_litert.record import LITERT_CPU, Culprit, Mark, OpResult, RunRecord
@@ -19,6 +18,7 @@ from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten
 from bisect_litert.reports.outcome import cause_words
 from bisect_litert.tui.colours import Colours, colours_of
+from bisect_litert.tui.stepped import Stepped
 
 FP16_MAX = 65504.0
 BAR, SHORT_BAR = 16, 9
@@ -40,13 +40,6 @@ class OpsView(Vertical):
         Binding("p", "step(-1)", "Previous"),
         Binding("g", "guilty", "Guilty"),
     ]
-
-    class Stepped(Message):
-        """Another culprit was asked for."""
-
-        def __init__(self, order: int) -> None:
-            super().__init__()
-            self.order = order
 
     def __init__(self, record: RunRecord) -> None:
         super().__init__()
@@ -76,7 +69,7 @@ class OpsView(Vertical):
         wanted = culprits[(culprits.index(self._culprit) + by) % len(culprits)].block
         order = next((b.order for b in self._record.blocks if b.name == wanted), None)
         if order is not None:
-            self.post_message(self.Stepped(order))
+            self.post_message(Stepped(order))
 
     def action_guilty(self) -> None:
         """Moves the cursor to the guilty op."""

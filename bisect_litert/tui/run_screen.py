@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Footer, TabbedContent, TabPane
 
 from bisect_litert.errors import BisectError
@@ -17,13 +18,13 @@ from bisect_litert.record import RunRecord, Settings
 from bisect_litert.records.rethreshold import differences, recompute
 from bisect_litert.tui import terminal
 from bisect_litert.tui.block_table import BlockTable
-from bisect_litert.tui.block_view import BlockView
 from bisect_litert.tui.compare_view import CompareView
 from bisect_litert.tui.divergence_plot import DivergencePlot
 from bisect_litert.tui.evidence_view import EvidenceView
 from bisect_litert.tui.masthead import Masthead
 from bisect_litert.tui.ops_view import OpsView
 from bisect_litert.tui.overview import Overview
+from bisect_litert.tui.stepped import Stepped
 from bisect_litert.tui.tolerances_view import TolerancesView
 
 TABS = ("overview", "block", "ops", "evidence", "compare", "tolerances")
@@ -39,6 +40,8 @@ class RunScreen(Screen[None]):
         other_folder: That one's folder.
     """
 
+    AUTO_FOCUS = ""
+    """Nothing by itself: each tab says what its keys go to, and the footer is made anew each time they change."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "tab(0)", "Tabs", key_display="1-6"),
         *[Binding(str(i + 1), f"tab({i})", tab.title(), show=False) for i, tab in enumerate(TABS) if i],
@@ -66,25 +69,34 @@ class RunScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """Lays out the masthead, the tabs and the footer."""
         yield Masthead(self.record)
-        with TabbedContent(initial="compare" if self._other else "overview"):
-            with TabPane("1 Overview", id="overview"):
-                yield Overview(self.record, self.selected)
-            with TabPane("2 Block", id="block"):
-                yield BlockView(self.record, self.folder)
-            with TabPane("3 Ops", id="ops"):
-                yield OpsView(self.record)
-            with TabPane("4 Evidence", id="evidence"):
-                yield EvidenceView(self.record)
-            with TabPane("5 Compare", id="compare"):
-                yield CompareView(self.record, self.folder, self._other, self._other_folder)
-            with TabPane("6 Tolerances", id="tolerances"):
-                yield TolerancesView(self.record)
+        first = "compare" if self._other else "overview"
+        with TabbedContent(initial=first):
+            for number, tab in enumerate(TABS, 1):
+                with TabPane(f"{number} {tab.title()}", id=tab):
+                    # The others are made when they are gone to: the first screen would wait for their styles.
+                    if tab in ("overview", first):
+                        yield self._view(tab)
         yield Footer(compact=True, show_command_palette=False)
 
-    def on_mount(self) -> None:
+    def _view(self, tab: str) -> Widget:
+        if tab == "overview":
+            return Overview(self.record, self.selected)
+        if tab == "block":
+            from bisect_litert.tui.block_view import BlockView  # all that reads and draws tensors
+
+            return BlockView(self.record, self.folder)
+        if tab == "ops":
+            return OpsView(self.record)
+        if tab == "evidence":
+            return EvidenceView(self.record)
+        if tab == "compare":
+            return CompareView(self.original, self.folder, self._other, self._other_folder)
+        return TolerancesView(self.original)
+
+    async def on_mount(self) -> None:
         """Puts the keys where they are wanted first."""
         self.app.theme_changed_signal.subscribe(self, lambda _: self._recolour())
-        self._enter(self.tab)
+        await self._enter(self.tab)
 
     @property
     def tab(self) -> str:
@@ -96,16 +108,14 @@ class RunScreen(Screen[None]):
         self.query_one(TabbedContent).active = TABS[index]
 
     @on(TabbedContent.TabActivated)
-    def _tab_shown(self, event: TabbedContent.TabActivated) -> None:
-        self._enter(event.pane.id or "overview")
+    async def _tab_shown(self, event: TabbedContent.TabActivated) -> None:
+        await self._enter(event.pane.id or "overview")
 
-    def _enter(self, tab: str) -> None:
-        if tab == "block":
-            self.query_one(BlockView).show(self.record, self.selected)
-        if tab == "ops":
-            self.query_one(OpsView).show(self.record, self.selected)
-        if tab == "evidence":
-            self.query_one(EvidenceView).show(self.record, self.selected)
+    async def _enter(self, tab: str) -> None:
+        pane = self.query_one(f"#{tab}", TabPane)
+        if not pane.children:
+            await pane.mount(self._view(tab))
+        self._show(tab)
         focus = {
             "overview": BlockTable,
             "block": "#block-scroll",
@@ -115,6 +125,17 @@ class RunScreen(Screen[None]):
             "tolerances": "#tolerance-ratio",
         }[tab]
         self.call_after_refresh(self._focus, focus)
+
+    def _show(self, tab: str) -> None:
+        """Shows the selected block in a tab that is about one."""
+        if tab == "block":
+            from bisect_litert.tui.block_view import BlockView
+
+            self.query_one(BlockView).show(self.record, self.selected)
+        if tab == "ops":
+            self.query_one(OpsView).show(self.record, self.selected)
+        if tab == "evidence":
+            self.query_one(EvidenceView).show(self.record, self.selected)
 
     def _focus(self, what: str | type[BlockTable]) -> None:
         found = self.query(what)
@@ -132,15 +153,14 @@ class RunScreen(Screen[None]):
         self.selected = next((b.order for b in self.record.blocks if b.name == name), self.selected)
         self.query_one(Overview).select(self.selected)
         if self.tab == "block":
-            self.query_one(BlockView).show(self.record, self.selected)
+            self._show("block")
         self.action_tab(TABS.index("block"))
 
-    @on(BlockView.Stepped)
-    @on(OpsView.Stepped)
-    def _stepped(self, event: BlockView.Stepped | OpsView.Stepped) -> None:
+    @on(Stepped)
+    async def _stepped(self, event: Stepped) -> None:
         self.selected = event.order
         self.query_one(Overview).select(event.order)
-        self._enter(self.tab)
+        await self._enter(self.tab)
 
     # -- tolerances ----------------------------------------------------------------------------------------------------
 
@@ -160,10 +180,9 @@ class RunScreen(Screen[None]):
     def _recolour(self) -> None:
         self.query_one(Masthead).refresh()
         self.query_one(Overview).recolour()
-        self.query_one(TolerancesView).recolour()
-        self.query_one(CompareView).recolour()
-        if self.tab in ("block", "ops", "evidence"):
-            self._enter(self.tab)
+        for view in (*self.query(TolerancesView), *self.query(CompareView)):
+            view.recolour()
+        self._show(self.tab)
 
     # -- what leaves the application -----------------------------------------------------------------------------------
 
@@ -174,12 +193,17 @@ class RunScreen(Screen[None]):
             self._copy(focused.cell_text, focused.cell_text)
         elif self.tab == "evidence" and self.record.culprits:
             self._copy(self.query_one(EvidenceView).advice, "the rewrite to try")
-        elif self.tab == "block" and self.query_one(BlockView).command:
-            self._copy(self.query_one(BlockView).command, "the command that keeps this block's tensors")
+        elif self.tab == "block" and (command := self._keeping()):
+            self._copy(command, "the command that keeps this block's tensors")
         elif self.tab == "compare" and self.query_one(CompareView).markdown:
             self._copy(self.query_one(CompareView).markdown, "the comparison as Markdown")
         else:
             self.action_copy_summary()
+
+    def _keeping(self) -> str:
+        from bisect_litert.tui.block_view import BlockView
+
+        return self.query_one(BlockView).command
 
     def action_copy_summary(self) -> None:
         """Copies the verdict and the culprits as Markdown."""

@@ -97,7 +97,7 @@ class TolerancesView(VerticalScroll):
                 settings = changed(settings, name, number(text, name))
             except UsageError as error:
                 self._trouble = f"{error.message} {error.hint}"
-        if self._trouble:
+        if self._trouble or settings == self._settings:  # the lines' own first words are news of nothing
             self.recolour()
         else:
             self._settings = settings
