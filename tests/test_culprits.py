@@ -17,6 +17,7 @@ from bisect_litert.measuring.metrics import FP16_UNIT, compare
 from bisect_litert.record import Cause, Comparison, Settings
 from bisect_litert.search.culprits import (
     Reading,
+    Upstream,
     amplification,
     asks_for_fp32,
     cause_of,
@@ -28,7 +29,6 @@ from bisect_litert.search.culprits import (
     misconverted,
     out_of_line,
     quietly_wrong,
-    upstream,
 )
 
 SETTINGS = Settings()
@@ -266,9 +266,10 @@ def test_planted_faults_are_found_and_nothing_else(parents: list[tuple[int, ...]
 @given(graphs())
 @hypothesis_settings(max_examples=100, deadline=None)
 def test_upstream_is_everything_before(parents: list[tuple[int, ...]]) -> None:
-    before = upstream(planted(parents, {}, [0.0] * len(parents)))
+    before = Upstream(planted(parents, {}, [0.0] * len(parents)))
     for i in range(len(parents)):
-        assert before[f"b{i}"] == {f"b{k}" for k in range(i) if i in descendants(parents, k)}
+        behind = {f"b{k}" for k in range(i) if i in descendants(parents, k)}
+        assert {f"b{k}" for k in range(len(parents)) if before.follows(f"b{i}", [f"b{k}"])} == behind
 
 
 def test_upstream_of_a_block_with_several_taps_does_not_hold_itself() -> None:
@@ -278,7 +279,10 @@ def test_upstream_of_a_block_with_several_taps_does_not_hold_itself() -> None:
         replace(reading("b", "b[0]"), tap="b[1]"),
         reading("c", "b[1]"),
     ]
-    assert upstream(readings) == {"a": frozenset(), "b": {"a"}, "c": {"a", "b"}}
+    before = Upstream(readings)
+    found = {block: [other for other in "abc" if before.follows(block, [other])] for block in "abc"}
+    assert found == {"a": [], "b": ["a"], "c": ["a", "b"]}
+    assert not before.follows("b", ["b", "c", "elsewhere"])
 
 
 def chain(*levels: float, output: float | None = None) -> list[Reading]:

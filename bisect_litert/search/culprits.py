@@ -5,7 +5,7 @@ Pure functions over readings; nothing here runs a model or prints. docs/threshol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 
@@ -197,19 +197,29 @@ def _cancelled(reading: Reading, known: Mapping[str, Reading]) -> Reading:
     return reading
 
 
-def upstream(readings: Sequence[Reading]) -> dict[str, frozenset[str]]:
-    """Returns, for each block, the blocks its outputs follow from, directly or not."""
-    by_tap = {r.tap: r for r in readings}
-    taps: dict[str, set[str]] = {}
-    for r in readings:
-        before: set[str] = set()
-        for parent in r.parents:
-            before |= {parent} | taps.get(parent, set())
-        taps[r.tap] = before
-    blocks: dict[str, set[str]] = {}
-    for r in readings:
-        blocks.setdefault(r.block, set()).update(by_tap[t].block for t in taps[r.tap] if t in by_tap)
-    return {block: frozenset(before - {block}) for block, before in blocks.items()}
+class Upstream:
+    """For each block, the blocks its outputs follow from, directly or not.
+
+    As bits of a number: the names themselves would be as many as the square of a chain's length.
+    """
+
+    def __init__(self, readings: Sequence[Reading]) -> None:
+        by_tap = {r.tap: r.block for r in readings}
+        self._bits = {block: 1 << i for i, block in enumerate(dict.fromkeys(r.block for r in readings))}
+        taps: dict[str, int] = {}
+        for r in readings:
+            before = 0
+            for parent in r.parents:
+                before |= taps.get(parent, 0) | (self._bits[by_tap[parent]] if parent in by_tap else 0)
+            taps[r.tap] = before
+        self._before = dict.fromkeys(self._bits, 0)
+        for r in readings:
+            self._before[r.block] |= taps[r.tap] & ~self._bits[r.block]
+
+    def follows(self, block: str, others: Iterable[str]) -> bool:
+        """Whether a block follows from any of the others; none does from itself."""
+        before = self._before.get(block, 0)
+        return any(before & self._bits.get(other, 0) for other in others)
 
 
 def hints_at_range(reading: Reading) -> bool:

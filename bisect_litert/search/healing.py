@@ -20,6 +20,7 @@ from bisect_litert.record import Cause, Culprit, RunName
 from bisect_litert.search.blame import Blamer, Investigation, void
 from bisect_litert.search.culprits import (
     Reading,
+    Upstream,
     amplification,
     asks_for_fp32,
     faulty,
@@ -27,7 +28,6 @@ from bisect_litert.search.culprits import (
     find_loss,
     hints_at_range,
     quietly_wrong,
-    upstream,
 )
 from bisect_litert.verdicts import diagnosis
 
@@ -189,9 +189,9 @@ class _Rounds:
         hard = {b for b, c in self.confirmed.items() if c.cause is not Cause.PRECISION_LOSS}
         if not hard or values is None:
             return
-        before = upstream(found.readings)
+        before = Upstream(found.readings)
         sound = [
-            r for r in found.readings if not r.output and not ({r.block} | before.get(r.block, frozenset())) & hard
+            r for r in found.readings if not r.output and r.block not in hard and not before.follows(r.block, hard)
         ]
         kept = {r.tap: values.taps[r.tap] for r in sound if r.tap in values.taps}
         outputs = case.force(kept).outputs
@@ -284,7 +284,7 @@ class _Rounds:
         suspects."""
         settings = self.case.settings
         wrong = find_faults(readings, settings)
-        before = upstream(readings)
+        before = Upstream(readings)
         for block in [b for b in self.suspects if b not in wrong]:
             if self._inputs_sound(block, before, healed, wrong):
                 self.cleared.add(block)
@@ -332,10 +332,8 @@ class _Rounds:
                 else:
                     self.confirmed[block] = quiet
 
-    def _inputs_sound(
-        self, block: str, before: Mapping[str, frozenset[str]], healed: set[str], wrong: Sequence[str]
-    ) -> bool:
-        return not any(b in wrong and b not in healed and b not in self.cleared for b in before.get(block, ()))
+    def _inputs_sound(self, block: str, before: Upstream, healed: set[str], wrong: Sequence[str]) -> bool:
+        return not before.follows(block, (b for b in wrong if b not in healed and b not in self.cleared))
 
     def _inseparable(self, block: str, readings: Sequence[Reading], number: int) -> bool:
         """Whether a block's fault may be no more than that of a culprit before it, even at healed inputs.
@@ -392,8 +390,8 @@ class _Rounds:
         seen = values.taps.get(reading.tap) if values else None
         if seen is None or culprit.hidden:
             return False
-        before = upstream(readings)
-        behind = [r for r in readings if reading.block in before.get(r.block, frozenset())]
+        before = Upstream(readings)
+        behind = [r for r in readings if before.follows(r.block, [reading.block])]
         return true_infinities(self.case.truth.taps[reading.tap], seen) and not any(
             out_of_line(r.cumulative, self.case.settings.output_limit) for r in behind
         )
