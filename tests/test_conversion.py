@@ -101,6 +101,37 @@ def test_a_line_that_cannot_be_lowered_is_led_back_to_its_modules() -> None:
     assert os.path.dirname(path) not in error.message + error.detail
 
 
+@pytest.mark.parametrize("where", ["/opt/py/torch/fx/proxy.py:287:0", "torch/fx/proxy.py:1:2"])
+def test_the_tracer_is_no_place_to_look_at(where: str) -> None:
+    says = f"Failed to run converter passes: {where}: error: comparator block argument #2 should be of type 'i32'"
+    error = _explain(ValueError(says))
+    assert error.message.endswith("model: ValueError: comparator block argument #2 should be of type 'i32'.")
+    assert "torch.topk" in error.hint
+    error = _explain(ValueError(f"{where}: error: failed to legalize operation 'mhlo.convolution' that was illegal"))
+    assert error.message.endswith("ValueError: failed to legalize operation 'mhlo.convolution'.")
+    assert error.hint.startswith("The operation is mhlo.convolution. It comes of a convolution")
+
+
+def test_a_failure_without_a_reason_says_that_there_is_none() -> None:
+    error = _explain(ValueError("Failed to export flatbuffer:"))
+    assert error.message.endswith("Failed to export flatbuffer, and it does not say why.")
+    assert "parts of the model" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("message", "instead"),
+    [
+        ("Lowering not found: aten._assert_async.msg", "torch.arange(n)"),
+        ("Lowering not found: aten._embedding_bag.default", "nn.Embedding,"),
+        ("torch.complex64", "real and imaginary parts"),
+        ("Abstract tracer value encountered where concrete value is expected", "torch.where"),
+        ("Lowering not found: aten.hypot.default", "The operation is aten.hypot.default; replace it"),
+    ],
+)
+def test_what_to_write_instead(message: str, instead: str) -> None:
+    assert instead in _explain(RuntimeError(message)).hint
+
+
 def test_control_flow_on_values_is_named_as_such() -> None:
     says = "Could not guard on data-dependent expression Eq(u0, 1) (unhinted: x).  (Size-like: none)\n\nraised error:\n"
     error = _explain(ValueError(f'{says}  File "/home/me/model.py", line 5, in forward\n    if x.sum() > 0:\n'))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from small_models import Converted
 
+from bisect_litert.devices.jobs import Job, JobResult
 from bisect_litert.devices.runners import Runner
+from bisect_litert.errors import ConversionError
 from bisect_litert.subjects.whole_run import run_whole
 
 
@@ -24,3 +26,37 @@ def test_stretches_give_what_one_run_gives(name: str, converted: Callable[[str],
     assert computed <= parted.keys()
     for t in computed:
         np.testing.assert_array_equal(parted[t], whole[t])
+
+
+class Refuses:
+    """A runtime that cannot prepare an op."""
+
+    def __init__(self, says: str) -> None:
+        self.says = says
+
+    def run(self, jobs: list[Job]) -> dict[str, JobResult]:
+        return {job.id: JobResult(job.id, "failed", self.says) for job in jobs}
+
+
+@pytest.mark.parametrize(
+    ("says", "sentence"),
+    [
+        (
+            "Only Add is supported for stablehlo.scatter.Node number 10 (STABLEHLO_SCATTER) failed to prepare.",
+            "holds STABLEHLO_SCATTER, which LiteRT's runtime does not run as it is: Only Add is supported for "
+            "stablehlo.scatter.",
+        ),
+        (
+            "Didn't find op for builtin opcode 'STABLEHLO_SORT' version '1'.",
+            "which LiteRT's runtime has no kernel for.",
+        ),
+    ],
+)
+def test_an_op_that_the_runtime_refuses_is_named_with_a_way_around(
+    says: str, sentence: str, converted: Callable[[str], Converted], tmp_path: Path
+) -> None:
+    model = converted("blocks")
+    with pytest.raises(ConversionError) as error:
+        run_whole(Refuses(says), model.graph, model.inputs, tmp_path, "whole")
+    assert sentence in error.value.message
+    assert "become" in error.value.hint

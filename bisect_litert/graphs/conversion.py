@@ -16,6 +16,10 @@ import numpy as np
 
 from bisect_litert.errors import ConversionError
 from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.ways_around import way_around
+
+_TRACER = "torch/fx/proxy.py"
+"""PyTorch's own, where the converter puts operations whose line it has lost."""
 
 
 def convert(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path, log: Path) -> Graph:
@@ -54,7 +58,7 @@ def _explain(error: Exception, module: Any = None) -> ConversionError:
         if re.search(r"(?i)not (?:be )?(?:legal|support|implement)|unsupported|no lowering|failed to|error:", line)
     ]
     hint = "Rewrite that operation, or leave the module out; the log has all the converter said."
-    first = (telling or lines or [type(error).__name__])[0]
+    first = _bare((telling or lines or [type(error).__name__])[0])
     if lines and "data-dependent expression" in lines[0]:  # its later lines say "error:" as well, and nothing else
         first = lines[0].split("  (")[0].split(" (unhinted")[0].rstrip(".")
         hint = "Replace the if, loop or index that depends on a tensor's values, for example by torch.where."
@@ -62,12 +66,19 @@ def _explain(error: Exception, module: Any = None) -> ConversionError:
     if illegal:
         path, line, said = illegal.groups()
         who = _modules_at(module, path, int(line)) if module is not None else ()
-        first = f"{said} (in {', '.join([*who, f'{os.path.basename(path)}:{line}'])})"
+        where_at = [*who, *([] if _TRACER in path else [f"{os.path.basename(path)}:{line}"])]
+        first = f"{said} (in {', '.join(where_at)})" if where_at else said
     op = re.search(r"\b(?:aten|torchvision|prims|mhlo|stablehlo|vhlo|tfl)\.[A-Za-z_0-9.]+", text)
     place = re.search(r"[\w.]+/[\w./]*\w", " ".join(lines[:40]) if op else "")
     where = re.search(r'File "([^"]+)", line (\d+), in (forward\w*)', text)
     if op:
         hint = f"The operation is {op.group(0)}; replace it in the model, or convert the part before it."
+    way = way_around(f"{type(error).__name__} {first}") or (way_around(op.group(0)) if op else "")
+    if way:
+        hint = f"The operation is {op.group(0)}. {way}" if op else way
+    if first.endswith(("flatbuffer:", "passes:")):
+        first = f"{first.rstrip(':')}, and it does not say why"
+        hint = "Some operation has no .tflite form: convert parts of the model to find the one that holds it."
     if "bfloat16" in text.lower() or "float16" in text.lower() or "half" in text.lower():
         hint = "Convert the model to float32 first: model.float()."
     sentence = f"litert-torch cannot convert this model: {type(error).__name__}: {_short(first)}"
@@ -76,6 +87,11 @@ def _explain(error: Exception, module: Any = None) -> ConversionError:
     elif place and "torch" in place.group(0) and not illegal:
         sentence += f" (in {place.group(0)})"
     return ConversionError(sentence.rstrip(".") + ".", hint=hint, detail=_tail(text))
+
+
+def _bare(line: str) -> str:
+    """What is wrong, without the name of the step and the place in PyTorch's tracer that stand before it."""
+    return re.sub(rf"^(?:Failed to [\w ]+: *)?\S*{_TRACER}:\d+:\d+: error: ", "", line)
 
 
 def _modules_at(module: Any, path: str, line: int, most: int = 3) -> tuple[str, ...]:

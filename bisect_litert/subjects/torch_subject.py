@@ -224,11 +224,16 @@ class TorchSubject:
             )
         for label, port in zip(labels, ports, strict=True):
             got, wanted = graph.tensors[port.tensor], self.truth.outputs[label]
+            if wanted.dtype.kind == "c":
+                raise ConversionError(
+                    f"output {label} holds complex numbers, and LiteRT returns real ones only.",
+                    hint="Return real and imaginary parts apart, for instance by torch.view_as_real.",
+                )
             if got.size != wanted.size or got.dtype not in _READABLE:
                 raise ConversionError(
                     f"output {label} is {got.dtype} {list(got.shape)} in the converted graph and "
                     f"{wanted.dtype} {list(wanted.shape)} in PyTorch.",
-                    hint="Return real tensors of a fixed size; for complex values use torch.view_as_real.",
+                    hint="Return real tensors of a fixed size.",
                 )
         return {label: port.name for label, port in zip(labels, ports, strict=True)}
 

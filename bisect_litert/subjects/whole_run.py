@@ -12,9 +12,11 @@ from bisect_litert.devices.jobs import Job, JobResult, JobRunner
 from bisect_litert.errors import ConversionError, RunnerError
 from bisect_litert.graphs.cutting import HAS_SUBGRAPHS, boundary, cut, sinks
 from bisect_litert.graphs.graph import Graph, Op
+from bisect_litert.graphs.ways_around import way_around
 from bisect_litert.measuring.evaluation import TAP_MEMORY
 
 _NO_KERNEL = re.compile(r"Didn't find op for builtin opcode '(\w+)'")
+_NOT_PREPARED = re.compile(r"(?:^|: )([^:\n]*?)\.? ?Node number \d+ \((\w+)\) failed to prepare")
 
 
 def run_whole(
@@ -81,7 +83,14 @@ def _run(runner: JobRunner, job: Job) -> JobResult:
         if unknown:
             raise ConversionError(
                 f"the converted graph holds {unknown.group(1)}, which LiteRT's runtime has no kernel for.",
-                hint="Replace the operation that becomes it in the model.",
+                hint=way_around(unknown.group(1)) or "Replace the operation that becomes it in the model.",
+            )
+        refused = _NOT_PREPARED.search(result.detail)
+        if refused:
+            why, op = refused.groups()
+            raise ConversionError(
+                f"the converted graph holds {op}, which LiteRT's runtime does not run as it is: {why}.",
+                hint=way_around(op) or "Replace the operation that becomes it in the model.",
             )
         raise RunnerError(
             f"LiteRT cannot run the converted graph on the CPU: {result.status}: {result.detail.rstrip('.')}.",
