@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import measuring
 
 LARGE = ("torch", "litert_torch", "ai_edge_litert", "jax", "transformers", "matplotlib", "numpy", "textual", "rich",
-         "PIL")  # fmt: skip
+         "PIL", "cattrs")  # fmt: skip
 COMMAND = """
 import json, sys
 if len(sys.argv) > 1 and sys.argv[1] == "view":

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
-from math import nan
+from math import inf, isnan, nan
 from pathlib import Path
-
-from bisect_litert.json_form import from_json_form, to_json_form
+from typing import Any
 
 SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
@@ -476,7 +475,7 @@ class RunRecord:
 
     def to_json(self) -> str:
         """Returns the record as strictly valid JSON."""
-        return json.dumps(to_json_form(self), indent=1, allow_nan=False) + "\n"
+        return json.dumps(json_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
 
     def save(self, folder: Path) -> Path:
         """Writes run.json into `folder` and returns its path.
@@ -515,7 +514,8 @@ class RunRecord:
                 hint="Use the bisect-litert that wrote it, or run again.",
             )
         try:
-            return from_json_form(data, cls)
+            record: RunRecord = json_converter().structure(data, cls)
+            return record
         except Exception as error:
             raise RunFolderError(
                 f"{path} is damaged: {type(error).__name__}.", hint="Run bisect-litert again."
@@ -523,3 +523,26 @@ class RunRecord:
 
 
 _JUDGED = {"gpu": RunName.GPU, "gpu-fp32": RunName.GPU_FP32, "cpu, no GPU": RunName.CPU}
+_WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+
+
+def _number_to_json(value: float) -> float | str:
+    if isnan(value):
+        return "NaN"
+    if value in (inf, -inf):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(value)
+
+
+def _number_from_json(value: Any, _: type) -> float:
+    return _WORDS[value] if isinstance(value, str) else float(value)
+
+
+def json_converter() -> Any:
+    """Returns the converter for records: floats that JSON cannot hold are words."""
+    from cattrs import Converter
+
+    converter = Converter()
+    converter.register_unstructure_hook(float, _number_to_json)
+    converter.register_structure_hook(float, _number_from_json)
+    return converter

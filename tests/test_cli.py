@@ -415,7 +415,7 @@ def test_the_first_screen_needs_none_of_what_reads_tensors() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from bisect_litert.cli import main; main(['--help']); "
-        "heavy = {'torch', 'numpy', 'matplotlib', 'rich', 'textual', 'ai_edge_litert'}; "
+        "heavy = {'torch', 'numpy', 'matplotlib', 'rich', 'cattrs', 'textual', 'ai_edge_litert'}; "
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = python(code)

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bisect_litert.errors import BisectError
-from bisect_litert.json_form import from_json_form, to_json_form
 from bisect_litert.matrix import states
 from bisect_litert.matrix.content import ReadFiles
 from bisect_litert.matrix.plan import Model, Target
 from bisect_litert.matrix.reports import pictures
 from bisect_litert.matrix.store import LOG_FILE, RUN_FOLDER
 from bisect_litert.matrix.table import Cell, Code
+from bisect_litert.record import json_converter
 from bisect_litert.reports import PLOT_FILE
 from bisect_litert.request import Progress
 
@@ -59,13 +59,13 @@ def main(path: str) -> None:
     """Runs the cells of an errand in order and stops where a failure holds for the rest as well."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    errand: Errand = from_json_form(json.loads(Path(path).read_text(encoding="utf-8")), Errand)
+    errand: Errand = json_converter().structure(json.loads(Path(path).read_text(encoding="utf-8")), Errand)
     os.chdir(errand.folder)
     started, read = time.monotonic(), ReadFiles()
     for target, place in zip(errand.targets, errand.places, strict=True):
         answer = _cell(errand, target, Path(place), read)
         answer = replace(answer, cell=replace(answer.cell, seconds=time.monotonic() - started))
-        _write(Path(place) / ANSWER_FILE, json.dumps(to_json_form(answer), allow_nan=False))
+        _write(Path(place) / ANSWER_FILE, json.dumps(json_converter().unstructure(answer), allow_nan=False))
         if states.shared(answer.cell.code):
             return
         started = time.monotonic()

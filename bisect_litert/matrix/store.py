@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bisect_litert.errors import UsageError
-from bisect_litert.json_form import to_json_form
 from bisect_litert.matrix import content
 from bisect_litert.matrix.table import Cell, MatrixFileError, structure
+from bisect_litert.record import json_converter
 
 CELL_FILE = "cell.json"
 LOG_FILE = "cell.log"
@@ -90,7 +90,7 @@ class Store:
         """Writes a finished cell into the folder it was worked out in and moves that to its place, all at once."""
         place = self.place(*kept.cell.key)
         cell = replace(kept.cell, folder=place.relative_to(self.folder).as_posix())
-        text = json.dumps(to_json_form(replace(kept, cell=cell)), indent=1, allow_nan=False)
+        text = json.dumps(json_converter().unstructure(replace(kept, cell=cell)), indent=1, allow_nan=False)
         with self._writing():
             (work / CELL_FILE).write_text(text + "\n", encoding="utf-8")
             if place.exists():

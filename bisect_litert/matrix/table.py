@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_litert.errors import ExitCode, UsageError
-from bisect_litert.json_form import from_json_form, to_json_form
-from bisect_litert.record import Cause, Word
+from bisect_litert.record import Cause, Word, json_converter
 
 SCHEMA = 1
 MATRIX_FILE = "matrix.json"
@@ -191,7 +190,7 @@ class Matrix:
 
     def to_json(self) -> str:
         """Returns strictly valid JSON."""
-        data = {"device": self.device_line, **to_json_form(self)}
+        data = {"device": self.device_line, **json_converter().unstructure(self)}
         return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
     @classmethod
@@ -227,7 +226,7 @@ def structure(data: Any, kind: type[Any], file: Path) -> Any:
         MatrixFileError: It does not fit.
     """
     try:
-        return from_json_form(data, kind)
+        return json_converter().structure(data, kind)
     except Exception as error:
         raise MatrixFileError(f"{file} is damaged: {type(error).__name__}.", hint="Run the matrix again.") from None
 

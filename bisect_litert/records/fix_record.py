@@ -11,8 +11,7 @@ from math import nan
 from pathlib import Path
 
 from bisect_litert.errors import RunFolderError
-from bisect_litert.json_form import from_json_form, to_json_form
-from bisect_litert.record import Cause, Word
+from bisect_litert.record import Cause, Word, json_converter
 
 FIX_SCHEMA = 1
 FIX_FOLDER = "fix"
@@ -173,7 +172,7 @@ class FixRecord:
 
     def to_json(self) -> str:
         """Returns the record as strictly valid JSON."""
-        return json.dumps(to_json_form(self), indent=1, allow_nan=False) + "\n"
+        return json.dumps(json_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def load(cls, folder: Path) -> FixRecord:
@@ -187,7 +186,7 @@ class FixRecord:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data.get("schema") != FIX_SCHEMA:
                 raise ValueError(f"schema {data.get('schema')}")
-            record: FixRecord = from_json_form(data, cls)
+            record: FixRecord = json_converter().structure(data, cls)
             return record
         except Exception as error:
             raise RunFolderError(f"{path} cannot be read: {error}.", hint="Run `bisect-litert fix` again.") from None

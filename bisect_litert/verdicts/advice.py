@@ -24,7 +24,6 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
-from bisect_litert.json_form import from_json_form
 from bisect_litert.record import Cause
 
 
@@ -138,9 +137,12 @@ def _one_of(globs: Sequence[str], name: str) -> bool:
 @cache
 def entries() -> tuple[Entry, ...]:
     """Returns the knowledge, in the file's order."""
+    from cattrs import Converter
+
     text = files("bisect_litert").joinpath("data/advice.json").read_text(encoding="utf-8")
     # A misspelt key would be an entry that asks for less than its author meant.
-    return from_json_form(json.loads(text), tuple[Entry, ...], exact=True)
+    found: tuple[Entry, ...] = Converter(forbid_extra_keys=True).structure(json.loads(text), tuple[Entry, ...])
+    return found
 
 
 def ask(query: Query) -> Entry | None:
