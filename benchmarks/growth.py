@@ -7,7 +7,8 @@ blocks with an overflow behind seven tenths of them: what search, healing, looki
 converter's own time is taken out, since it grows by itself: `ours` is the whole run less the conversion; `cpu` is the
 processor time of the whole run, all processes together. Memory is each process's own peak as the kernel keeps it
 (VmHWM), which counts files that are mapped; `private` is the largest size of what cannot be given back to the disk
-(RssAnon), looked at twenty times a second.
+(RssAnon), looked at twenty times a second. `disk` is the largest size of the temporary folder, with the
+files in it that have no name any more.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def row(kind: str, blocks: int, elements: int) -> dict[str, Any]:
     """One run."""
     shape = {"blocks": "mixed", "culprit": "culprit"}.get(kind, "plain")
     model = f"benchmarks/speed_models.py:{shape}_{blocks}_{elements}"
-    done, record = measuring.bisect(model, "blocks.*", "--no-cache", "--time-limit", "1200")
+    done, record = measuring.bisect(model, "blocks.*", "--no-cache", "--time-limit", "1800")
     convert = sum(run["seconds"] for run in record["runs"] if run["name"] in ("convert", "reexport"))
     return {
         "kind": kind,
@@ -58,6 +59,7 @@ def row(kind: str, blocks: int, elements: int) -> dict[str, Any]:
         "parent_private": done.parent_private,
         "worker": done.worker,
         "worker_private": done.worker_private,
+        "disk": done.disk,
         "cause": record["verdict"]["cause"],
         "adapter": record["placement"]["adapter"],
     }
@@ -71,24 +73,25 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     kinds = list(dict.fromkeys(str(row["kind"]) for row in rows))
-    figure, axes = pyplot.subplots(2, len(kinds), figsize=(3.6 * len(kinds), 5.6), squeeze=False)
+    figure, axes = pyplot.subplots(3, len(kinds), figsize=(3.6 * len(kinds), 8.0), squeeze=False)
     for column, kind in enumerate(kinds):
         mine = [row for row in rows if row["kind"] == kind]
         x = [row["at"] for row in mine]
-        time, memory = axes[0][column], axes[1][column]
+        time, memory, disk = axes[0][column], axes[1][column], axes[2][column]
         time.plot(x, [row["ours"] for row in mine], "o-", label="run without conversion")
         time.plot(x, [row["convert"] for row in mine], "s--", label="conversion")
         for key, style, label in (("parent_private", "o-", "parent"), ("worker_private", "s-", "worker"),
                                   ("parent", "o:", "parent, with mapped files"),
                                   ("worker", "s:", "worker, with mapped files")):  # fmt: skip
             memory.plot(x, [row[key] / 1024 for row in mine], style, label=label)
-        for axis, name in ((time, "seconds"), (memory, "GB at the peak")):
+        disk.plot(x, [row["disk"] / 1024 for row in mine], "o-")
+        for axis, name in ((time, "seconds"), (memory, "GB of memory"), (disk, "GB of temporary files")):
             axis.set_xscale("log")
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
             if column == 0:
                 axis.set_ylabel(name)
-        memory.set_xlabel(UNIT[kind])
+        disk.set_xlabel(UNIT[kind])
         if column == 0:
             time.legend(fontsize=7)
             memory.legend(fontsize=7)
@@ -107,14 +110,15 @@ def main() -> None:
     about, rows = measuring.about(), []
     measuring.show(about)
     print(f"{'grows':<9} {'blocks':>6} {'elements':>9} {'whole s':>8} {'convert s':>9} {'ours s':>7} {'cpu s':>6} "
-          f"{'parent MB':>9} {'private':>8} {'worker MB':>9} {'private':>8}  verdict")  # fmt: skip
+          f"{'parent MB':>9} {'private':>8} {'worker MB':>9} {'private':>8} {'disk MB':>8}  verdict")  # fmt: skip
     for kind in arguments.only:
         for blocks, elements in STEPS[kind][: QUICK[kind] if arguments.quick else None]:
             one = row(kind, blocks, elements)
             rows.append(one)
             print(f"{kind:<9} {blocks:>6} {elements:>9} {one['seconds']:>8.1f} {one['convert']:>9.1f} "
                   f"{one['ours']:>7.1f} {one['cpu']:>6.1f} {one['parent']:>9.0f} {one['parent_private']:>8.0f} "
-                  f"{one['worker']:>9.0f} {one['worker_private']:>8.0f}  {one['cause']}", flush=True)  # fmt: skip
+                  f"{one['worker']:>9.0f} {one['worker_private']:>8.0f} {one['disk']:>8.0f}  "
+                  f"{one['cause']}", flush=True)  # fmt: skip
             about["adapter"] = one["adapter"]
             measuring.save(arguments.json, about, rows)  # after every row: the last ones take long
     if arguments.plot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -37,6 +38,8 @@ class Watched:
     """As `parent`, of the largest worker process that it started."""
     worker_private: float
     """As `parent_private`."""
+    disk: float
+    """Largest size seen of its temporary folder, files without a name included, MB."""
 
 
 def watch(command: Sequence[str], environment: Mapping[str, str] = {}) -> Watched:
@@ -45,25 +48,42 @@ def watch(command: Sequence[str], environment: Mapping[str, str] = {}) -> Watche
     The kernel keeps each process's own peak (VmHWM) and forgets what was before an exec; `ru_maxrss` does not: a child
     would start with its parent's. Linux only; elsewhere the peaks are 0.
     """
-    with tempfile.TemporaryFile("w+") as out:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryDirectory() as scratch:
         started, before = time.perf_counter(), _cpu_of_children()
         child = subprocess.Popen(
             command,
             stdout=out,
             stderr=subprocess.DEVNULL,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": scratch, **environment},
         )
         own = worker = (0.0, 0.0)
+        disk = 0.0
         while child.poll() is None:
-            own = _larger(own, _sizes(child.pid))
-            for pid in _children(child.pid):
+            own, children = _larger(own, _sizes(child.pid)), _children(child.pid)
+            for pid in children:
                 if _is_worker(pid):
                     worker = _larger(worker, _sizes(pid))
+            disk = max(disk, _held(scratch, [child.pid, *children]))
             time.sleep(EVERY)
         seconds = time.perf_counter() - started
         out.seek(0)
-        return Watched(seconds, _cpu_of_children() - before, child.returncode, out.read(), *own, *worker)
+        return Watched(seconds, _cpu_of_children() - before, child.returncode, out.read(), *own, *worker, disk)
+
+
+def _held(folder: str, pids: Sequence[int]) -> float:
+    """What files of a folder take on the disk, MB, with those that lost their name and that a process has open."""
+    paths = [f"{at}/{name}" for at, _, names in os.walk(folder) for name in names]
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            paths += [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
+    sizes = {}
+    for path in paths:
+        with contextlib.suppress(OSError):  # it may be gone by now
+            if not path.startswith("/proc/") or os.readlink(path).startswith(folder):
+                found = os.stat(path)
+                sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values()) / (1 << 20)
 
 
 def _cpu_of_children() -> float:

@@ -56,11 +56,12 @@ def growth(rows: Rows) -> str:
     """Of growth.py."""
     return table(
         ["grows", "blocks", "elements a tap", "taps GB", "convert s", "ours s", "parent MB (private)",
-         "worker MB (private)"],
+         "worker MB (private)", "disk MB"],
         [
             [r["kind"], str(r["blocks"]), f"{r['elements']:.0e}".replace("e+0", "e"),
              f"{4e-9 * r['blocks'] * r['elements']:.2g}", f"{r['convert']:.1f}", f"{r['ours']:.1f}",
-             f"{r['parent']:.0f} ({r['parent_private']:.0f})", f"{r['worker']:.0f} ({r['worker_private']:.0f})"]
+             f"{r['parent']:.0f} ({r['parent_private']:.0f})", f"{r['worker']:.0f} ({r['worker_private']:.0f})",
+             f"{r['disk']:.0f}" if "disk" in r else ""]
             for r in rows
         ],
     )  # fmt: skip

@@ -22,7 +22,7 @@ from bisect_litert.devices.job_queue import JobQueue
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.errors import BisectError, UnansweredError
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.measuring import noise
+from bisect_litert.measuring import noise, passing, room
 from bisect_litert.measuring.evaluation import (
     CPU,
     GPU,
@@ -35,7 +35,7 @@ from bisect_litert.measuring.evaluation import (
     start_untapped,
     tap_graph,
 )
-from bisect_litert.measuring.readings import Values, flow, furthest, measure_without_forcing
+from bisect_litert.measuring.readings import Errors, Values, flow, furthest, measure, measure_without_forcing
 from bisect_litert.record import Artefact, Cause, Culprit, RunName, RunRecord, Verdict
 from bisect_litert.records import run_folder
 from bisect_litert.records.recording import write_record
@@ -74,6 +74,8 @@ class Bisection:
         self.known.device = machines.device_name(request)
         self.ran: tuple[Evaluator, TappedGraph, Mapping[str, JobResult]] | None = None
         """The runs on the CPU, from when they have ended."""
+        self.measured: dict[str, Errors] = {}
+        """What they and others came to, by job, from when that is known."""
 
     def run(self) -> RunRecord:
         """Does it, and leaves the run folder; raises as `entrances.run_bisection` does."""
@@ -115,7 +117,8 @@ class Bisection:
         if choice is not None and choice.gpu:
             ended[RunName.GPU_FP32 if exact else RunName.GPU] = choice.gpu[GPU], choice.graph
         self.known.found.errors = {
-            name: measure_without_forcing(evaluator.values(result, tapped), self.known.truth)
+            name: self.measured.get(result.id)
+            or measure_without_forcing(evaluator.values(result, tapped), self.known.truth)
             for name, (result, tapped) in ended.items()
             if result.ok
         }
@@ -137,6 +140,9 @@ class Bisection:
         plain = self.known.plain = self.subject.graph(place)
         self.known.artefact = _file(plain.file)
         self.known.definition = _file(self.subject.path)
+        taps = [value.nbytes for value in self.known.truth.taps.values()] if self.known.truth is not None else []
+        tensors = sum(4 * plain.tensors[t].size for op in plain.ops for t in op.outputs)
+        room.check(place.folder, room.needed(taps, tensors, self.request.tap_memory))
         inputs = self.subject.feed(plain)
         early = None
         if not self.request.no_gpu:  # it runs while the taps are looked for
@@ -177,12 +183,25 @@ class Bisection:
             self.request.fp32,
             shown.layouts,
         )
+        graph = evaluator.laid_out(graph)
         bare = TappedGraph(plain, {}, shown.outputs)
         with self._stage("run cpu, fp16"):
             if early is not None:
                 evaluator.adopt(bare, GPU, UNTAPPED, early)
-            evaluator.ahead(graph, [CPU] if self.request.no_gpu else [CPU, GPU])
-            cpu = evaluator.run(graph, [CPU, HALF, ROUNDING])
+            evaluator.ahead(graph, [] if evaluator.passes(graph) else [CPU])
+            evaluator.ahead(graph, [] if self.request.no_gpu else [GPU])
+            self.measured = {}
+            # What noise is held against is known only when all of these have run.
+            whole = [CPU, HALF, ROUNDING] if shown.noise else [HALF] if self.request.no_gpu else []
+            cpu = passing.run(
+                evaluator,
+                graph,
+                [CPU, HALF, ROUNDING],
+                "",
+                whole,
+                self.measured,
+                lambda values: measure(values, shown.truth, self.subject.force),
+            )
         self.known.add_results(cpu.values())
         at = {port.name: port.tensor for port in tapped.graph.outputs}
         outputs = {label: at[name] for label, name in tapped.outputs.items()}
@@ -206,6 +225,8 @@ class Bisection:
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
             self.known.notes.append(f"{choice.why_not} {_STAND_IN[self.request.fp32]} stands in for the GPU.")
+            if cpu[HALF].ok and not cpu[HALF].outputs:  # it was compared and let go, and now it is to be looked into
+                cpu.update(evaluator.run(graph, [HALF]))
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = tapping.owners(tapped, truth, outputs), tapped.graph
         shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
@@ -218,6 +239,7 @@ class Bisection:
             with self._stage("find what does not run"):
                 settle_death(self.known, controls)
         if choice is None or choice.gpu or not choice.tested:
+            cpu.update(choice.gpu if choice else {})
             case = Investigation(
                 evaluator=evaluator,
                 base=graph,
@@ -236,8 +258,9 @@ class Bisection:
                 values=tapped.values,
                 settings=self.settings,
                 target=self.known.target,
-                first={**cpu, **(choice.gpu if choice else {})},
                 say=lambda found: self.tell(Progress("search", found=found)),
+                first=cpu,
+                measured=self.measured,
             )
             with self._stage("search"):
                 self.known.found = investigate(case)

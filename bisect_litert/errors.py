@@ -94,3 +94,18 @@ class UnansweredError(BisectError):
 
 class RunnerError(BisectError):
     """The worker process gave nothing usable back."""
+
+
+class DiskFullError(RunnerError):
+    """A disk has no room for what a run writes.
+
+    Args:
+        message: One sentence: which one, and what was asked of it.
+        there: Whether it is another machine's.
+    """
+
+    def __init__(self, message: str, *, there: bool = False) -> None:
+        elsewhere = "set TMPDIR for its logins" if there else "set TMPDIR to a folder on a disk with more"
+        super().__init__(
+            message, hint=f"Free some space, {elsewhere}, tap fewer blocks (--blocks), or lower --tap-memory."
+        )

@@ -158,7 +158,7 @@ def test_a_worker_that_cannot_start_is_an_error_with_its_last_line(tmp_path: Pat
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunnerError, match="is full") as info:
         fake(tmp_path / "worker", "ok", "full")
-    assert "--out" in info.value.hint
+    assert "TMPDIR" in info.value.hint
 
     def no_space(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

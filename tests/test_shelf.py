@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import gc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bisect_litert.errors import DiskFullError
 from bisect_litert.measuring.pieces import let_go
 from bisect_litert.models.shelf import Shelf
 
@@ -32,13 +34,19 @@ def test_room_comes_back_when_nobody_holds_the_array() -> None:
     assert in_memory(shelf.keep(np.ones(20, np.float32)))
 
 
-def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+def test_a_full_disk_is_said_and_a_place_without_files_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("bisect_litert.models.shelf.tempfile.TemporaryFile", full)
+    def no_file(*_: object, **__: object) -> None:
+        raise said
+
+    monkeypatch.setattr("bisect_litert.models.shelf.tempfile.TemporaryFile", no_file)
     array = np.ones(3)
     assert Shelf(0).keep(array) is array
+    said = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(DiskFullError, match="is full") as info:
+        Shelf(0).keep(array)
+    assert "TMPDIR" in info.value.hint
 
 
 def test_a_scalar_of_nothing_and_an_empty_array_stay() -> None:

@@ -12,7 +12,7 @@ from small_models import Converted
 from bisect_litert.devices.jobs import Job, JobResult
 from bisect_litert.devices.runners import Runner
 from bisect_litert.errors import ConversionError
-from bisect_litert.subjects.whole_run import run_whole
+from bisect_litert.subjects.whole_run import Stretched, run_whole
 
 
 @pytest.mark.parametrize("name", ["blocks", "convolutions", "masked"])
@@ -21,11 +21,18 @@ def test_stretches_give_what_one_run_gives(name: str, converted: Callable[[str],
     with Runner(tmp_path) as runner:
         whole, _ = run_whole(runner, model.graph, model.inputs, tmp_path, "whole")
         parted, last = run_whole(runner, model.graph, model.inputs, tmp_path, "parted", budget=1)
-    assert last.id == f"parted-{len(model.graph.ops)}"  # an op each: none of them fits
-    computed = {t for op in model.graph.ops for t in op.outputs}
-    assert computed <= parted.keys()
-    for t in computed:
-        np.testing.assert_array_equal(parted[t], whole[t])
+        assert last.id == f"parted-{len(model.graph.ops)}"  # an op each: none of them fits
+        computed = sorted(t for op in model.graph.ops for t in op.outputs)
+        assert parted.keys() == whole.keys()
+        for t in computed:
+            assert parted.look(t).print == whole.look(t).print
+        # None of these was kept, so they are computed again, with what comes before them.
+        for t in (computed[len(computed) // 2], computed[1], computed[-1]):
+            np.testing.assert_array_equal(parted[t], whole[t])
+    assert isinstance(parted, Stretched)
+    with Runner(tmp_path / "elsewhere") as runner:
+        parted.move_to(runner, tmp_path)
+        np.testing.assert_array_equal(parted[computed[2]], whole[computed[2]])
 
 
 class Refuses:

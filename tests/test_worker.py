@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -124,7 +125,13 @@ class Run:
         return answer
 
     def output(self, name: str, output: str = "output_0") -> np.ndarray:
-        array: np.ndarray = np.load(self.response / self.answer(name)["outputs"][output]["file"])
+        entry = self.answer(name)["outputs"][output]
+        path = self.response / entry["file"]
+        array: np.ndarray
+        if "offset" in entry:
+            array = np.fromfile(path, entry["dtype"], math.prod(entry["shape"]), offset=entry["offset"])
+            return array.reshape(entry["shape"])
+        array = np.load(path)
         return array
 
     def log(self, name: str) -> str:

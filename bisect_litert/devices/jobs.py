@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ class Job:
     """Whether a refusal by the GPU alone is followed by GPU and CPU together."""
     tensors: str | Sequence[int] = ""
     """Tensors to keep, by index, or "all" that an op writes (interpreter only)."""
+    once: bool = False
+    """Whether nothing else reads this model and these inputs, so that their files may go when it has run."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,10 @@ class JobResult:
     def ok(self) -> bool:
         """Whether there are outputs."""
         return self.status == OK
+
+    def without_tensors(self) -> JobResult:
+        """Returns what else there is to say: a result's tensors lie on disk for as long as somebody holds them."""
+        return replace(self, outputs={}, tensors={})
 
 
 class JobRunner(Protocol):
@@ -164,6 +171,8 @@ class _Files:
             return self._part(path, entry)
         mapped = path.stat().st_size > MAPPED_BYTES
         array = read_npy(path, mapped=mapped)
+        if mapped:
+            _forget(path)
         array.flags.writeable = False
         if list(array.shape) != list(entry["shape"]) or array.dtype.name != entry["dtype"]:
             held = f"{array.dtype.name} {list(array.shape)}"
@@ -177,10 +186,17 @@ class _Files:
             return np.zeros(shape, dtype)
         if path.name not in self._shared:
             self._shared[path.name] = np.asarray(np.memmap(path, np.uint8, "r"))
+            _forget(path)
         whole = self._shared[path.name]
         if dtype.hasobject or start < 0 or start + size > whole.size:
             raise ValueError(f"{path.name} has no {dtype.name} {list(shape)} at {start}")
         return whole[start : start + size].view(dtype).reshape(shape)
+
+
+def _forget(path: Path) -> None:
+    """Takes a mapped file's name away, so that the disk has its space again when the last map goes."""
+    with contextlib.suppress(OSError):  # where a mapped file cannot be deleted it goes with the folder
+        path.unlink()
 
 
 _NOISE = re.compile(r"^[└\s]*(RuntimeError:\s*)?(ERROR:\s*)?(\[[^\]]*:\d+\])?\s*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -13,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from bisect_litert.devices.jobs import Job
-from bisect_litert.errors import RunnerError
+from bisect_litert.errors import DiskFullError, RunnerError
+from bisect_litert.measuring.pieces import let_go
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -69,6 +71,13 @@ class RequestFolders:
             raise unwritable(request, error) from None
         return request, response
 
+    def forget(self, job: Job, request: Path) -> None:
+        """Deletes the files of a request whose only job has run and that nothing else reads."""
+        shutil.rmtree(request / "inputs", ignore_errors=True)
+        for path in (job.model, *request.glob(f"*-{job.model.name}")):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
     def _store_model(self, source: Path, target: Path) -> None:
         """Copies a model once per version; later requests share our copy, which nobody writes to any more."""
         stat = source.stat()
@@ -98,6 +107,7 @@ class RequestFolders:
                     file.write(array_.data)  # np.save would lose the errno of a full disk
                 self._stored[name] = path
             arrays[id(array)] = f"inputs/{name}.npy"
+            let_go(array)
         return arrays[id(array)]
 
 
@@ -113,8 +123,7 @@ def _link(source: Path, target: Path) -> None:
 
 def disk_full(place: Path | str, *, there: bool = False) -> RunnerError:
     """The error for a disk without room, here or on another machine."""
-    elsewhere = "set TMPDIR for its logins" if there else "put the run folder elsewhere with --out DIR"
-    return RunnerError(f"The disk that holds {place} is full.", hint=f"Free some space, or {elsewhere}.")
+    return DiskFullError(f"The disk that holds {place} is full.", there=there)
 
 
 def unwritable(folder: Path, error: OSError) -> RunnerError:

@@ -27,6 +27,8 @@ WORKER_FILE = Path(__file__).with_name("worker.py")
 _WORKER_DISK_FULL = 74  # worker.EXIT_DISK_FULL; the worker is a file to start, not a module to import
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 _POLL_SECONDS = 0.05
+MOST_HELD = 1 << 28
+"""Bytes of outputs after which a worker on this machine is replaced."""
 
 
 def worker_command(python: str) -> tuple[str, ...]:
@@ -115,8 +117,9 @@ class Runner:
             except BaseException:  # Ctrl-C above all: the worker would not see it, being in its own session
                 self._kill()
                 raise
-            if self._alone:
-                self.close()
+            on_gpu = [ended[job.id] for job in pending if job.id in ended and job.accelerator.startswith("gpu")]
+            if self._alone or (not self._far() and _held(on_gpu) > MOST_HELD):
+                self.close()  # what the delegate gives back of its buffers it does in its next run only
             results.update(ended)
             pending = [job for job in pending if job.id not in ended]
         self._one_by_one = False
@@ -189,6 +192,8 @@ class Runner:
             if _answered(job, response):
                 results[job.id] = read_result(job, folder)
                 self._answered = True
+                if job.once:
+                    self._requests.forget(job, request)
                 continue
             if alive:
                 status, detail = FAILED, "the worker gave no answer for this job"
@@ -231,6 +236,9 @@ class Runner:
             elif time.monotonic() - since > self.time_limit * (1 if child.streams or steps else len(jobs)):
                 return False, True
 
+    def _far(self) -> bool:
+        return self._child is not None and bool(self._child.where)
+
     def _place(self) -> tuple[str, str]:
         """What sentences call the worker, and how to look there."""
         return "process", ": python"
@@ -244,6 +252,11 @@ class Runner:
             hint=f"Check that ai-edge-litert imports{self._place()[1]} -c 'import ai_edge_litert.compiled_model'.",
             detail="\n".join(lines[-20:]),
         )
+
+
+def _held(results: Sequence[JobResult]) -> int:
+    """Bytes that jobs returned."""
+    return sum(array.nbytes for result in results for array in result.outputs.values())
 
 
 def _answered(job: Job, response: Path) -> bool:

@@ -498,14 +498,16 @@ def _run_interpreter(
         array = fit_input(name, _input(inputs, name, wanted), np.dtype(detail["dtype"]), tuple(detail["shape"]))
         interpreter.set_tensor(detail["index"], array)
     interpreter.invoke()
-    for index, (name, detail) in enumerate(given.items()):
-        entry = save_array(folder / f"out_{index:03d}.npy", np.asarray(interpreter.get_tensor(detail["index"])))
-        answer["outputs"][name] = {**entry, "unwritten": 0}
     if keep:
         written = {int(index) for op in interpreter._get_ops_details() for index in op["outputs"]}
         written |= {int(detail["index"]) for detail in wanted.values()}
         kept = written - {-1} if keep == "all" else written.intersection(keep)
         answer["tensors"] = _save_tensors(interpreter, sorted(kept), folder / "tensors.bin")
+    for index, (name, detail) in enumerate(given.items()):
+        entry = answer["tensors"].get(str(int(detail["index"])))  # what is there already is not written twice
+        if entry is None:
+            entry = save_array(folder / f"out_{index:03d}.npy", np.asarray(interpreter.get_tensor(detail["index"])))
+        answer["outputs"][name] = {**entry, "unwritten": 0}
     answer["seconds"]["run"] = time.perf_counter() - start
 
 

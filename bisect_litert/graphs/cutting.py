@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bisect_litert.graphs.graph import Editor, Graph, Op
+from bisect_litert.graphs.graph import COPY_SUFFIX, Editor, Graph, Op
 
 INPUT_PREFIX = "in_"
 OUTPUT_PREFIX = "out_"
@@ -75,6 +75,35 @@ def sinks(ops: Sequence[Op]) -> tuple[int, ...]:
     """Returns what ops write and none of them reads: a tensor that is read and output may lie (docs/taps.md)."""
     read = {t for op in ops for t in op.inputs}
     return tuple(t for op in ops for t in op.outputs if t not in read)
+
+
+def can_be_parted(graph: Graph) -> bool:
+    """Whether ops may run in graphs of their own: what an op calls is not cut, nor what lives on in no tensor."""
+    return not any(op.type in HAS_SUBGRAPHS for op in graph.ops) and not any(
+        t.dtype in ("RESOURCE", "VARIANT") for t in graph.tensors
+    )
+
+
+def copies_early(graph: Graph) -> list[Op]:
+    """Returns the ops in an order in which a tap's copy, and what is made of it, follows at once what it copies."""
+    at: dict[int, int] = {}
+    copied: set[int] = set()
+    for op in graph.ops:
+        makers = [graph.producer[t].index for t in op.inputs if t in graph.producer]
+        is_copy = bool(op.outputs) and graph.tensors[op.outputs[0]].name.endswith(COPY_SUFFIX)
+        if makers and (is_copy or copied.intersection(makers)):
+            copied.add(op.index)
+            at[op.index] = max(at[maker] for maker in makers)
+        else:
+            at[op.index] = op.index
+    return sorted(graph.ops, key=lambda op: (at[op.index], op.index))
+
+
+def with_copies_early(graph: Graph) -> Graph:
+    """Returns the graph with its ops in that order: a tapped tensor is not held until all others are there."""
+    editor = Editor(graph)
+    editor.subgraph.operators = [editor.subgraph.operators[op.index] for op in copies_early(graph)]
+    return editor.graph()
 
 
 def constant_bytes(graph: Graph, ops: Sequence[Op]) -> int:

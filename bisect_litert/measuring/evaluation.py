@@ -13,6 +13,7 @@ import numpy as np
 
 from bisect_litert.devices.job_queue import JobQueue, result_of
 from bisect_litert.devices.jobs import Job, JobResult
+from bisect_litert.graphs.cutting import with_copies_early
 from bisect_litert.graphs.dequantised import as_floats
 from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import COPY_SUFFIX, FEED_PREFIX, Graph
@@ -23,6 +24,8 @@ Running = Future[dict[str, JobResult]]
 TAP_MEMORY = 1 << 30
 """Default budget for the taps of one run, bytes."""
 CPU, HALF, ROUNDING, GPU, GPU_FP32 = "cpu", "fp16", "rounding", "gpu", "gpu-fp32"
+STRETCHES = 4
+"""Runs whose taps lie there at one time, and so how many times smaller than the budget they are without more ado."""
 UNTAPPED = "-untapped"
 ACCELERATOR = {CPU: "cpu", HALF: "cpu", ROUNDING: "xnnpack", GPU: "gpu", GPU_FP32: "gpu"}
 """fp16 runs as it would ship, since it may stand in for the GPU: only there an output that nobody writes shows."""
@@ -118,26 +121,36 @@ class Evaluator:
         known = self._running.pop((name, id(tapped)), None)
         if known is not None:
             return known[1]
-        if kind in (HALF, ROUNDING) and not self._fp32:
-            rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
-            path = self._write(emulate(as_floats(tapped.graph), rounding, self._tame))
-        else:
-            path = self._write(tapped.graph)
         job = Job(
             id=name,
-            model=path,
+            model=self._write(self.made_for(tapped, kind)),
             accelerator=ACCELERATOR[kind],
-            inputs=self._given(tapped.graph, tapped.feeds),
+            inputs=self.given(tapped.graph, tapped.feeds),
             fp32=kind == GPU_FP32 or (kind == GPU and self._fp32),
             env=env,
         )
         return self._runner.start([job])
 
+    def made_for(self, tapped: TappedGraph, kind: str) -> Graph:
+        """Returns the graph that runs in one of the ways: itself, or with its numbers rounded."""
+        if kind in (HALF, ROUNDING) and not self._fp32:
+            rounding = Rounding.HALF if kind == HALF else Rounding.SIGNIFICAND
+            return emulate(as_floats(tapped.graph), rounding, self._tame)
+        return tapped.graph
+
+    def start_once(self, name: str, graph: Graph, inputs: Mapping[str, np.ndarray], accelerator: str) -> Running:
+        """Starts a run of a graph that nothing else runs, of inputs that nothing else reads."""
+        return self._runner.start([Job(name, self._write(graph), accelerator, inputs, once=True)])
+
     def _result(self, name: str, running: Running) -> JobResult:
         result = result_of(running)[name]
-        self._on_job(name)
-        self.results.append(result)
+        self.ended(result)
         return result
+
+    def ended(self, result: JobResult) -> None:
+        """Notes that a run has ended."""
+        self._on_job(result.id)
+        self.results.append(result.without_tensors())
 
     def parts(self, tapped: TappedGraph) -> list[TappedGraph]:
         """Splits a tapped graph so that no run's taps exceed the budget, or do not run together; mostly into one.
@@ -171,19 +184,37 @@ class Evaluator:
         wanted: Literal["all"] | tuple[int, ...] = "all",
     ) -> dict[int, np.ndarray]:
         """Runs a graph op by op on the CPU and returns tensors by index; empty when that fails."""
-        job = Job(name, self._write(graph), "interpreter", self._given(graph, feeds), tensors=wanted)
+        job = Job(name, self._write(graph), "interpreter", self.given(graph, feeds), tensors=wanted)
         result = self._runner.run([job])[name]
-        self.results.append(result)
+        self.results.append(result.without_tensors())
         return {t: graph.tensors[t].real(value) for t, value in result.tensors.items()}
 
-    def _given(self, graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The inputs that a graph still has: parts of one read less."""
+    def given(self, graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the inputs that a graph still has: parts of one read less."""
         known = {**self._inputs, **feeds}
         return {port.name: known[port.name] for port in graph.inputs if port.name in known}
 
     def _write(self, graph: Graph) -> Path:
         self._files += 1
         return graph.on_disk(self._folder / f"graph-{self._files:03d}.tflite")
+
+    @property
+    def stretch(self) -> int:
+        """Bytes of taps that a stretch of a run may have, where runs are made in stretches."""
+        return self._tap_memory // STRETCHES
+
+    def passes(self, tapped: TappedGraph) -> bool:
+        """Whether the taps of all runs together are too large to lie there at one time."""
+        return sum(4 * tapped.graph.tensors[t].size for t in tapped.names) > self.stretch
+
+    def laid_out(self, tapped: TappedGraph) -> TappedGraph:
+        """Returns the graph with its copies where they take the least memory, if that matters."""
+        return replace(tapped, graph=with_copies_early(tapped.graph)) if self.passes(tapped) else tapped
+
+    def keys(self, tapped: TappedGraph) -> dict[str, str]:
+        """Returns the output name of each tap that a tapped graph has, by key."""
+        asked = [(tap.key, tapped.names.get(tap.tensor)) for tap in self._taps if tap.layout is not None]
+        return {key: name for key, name in asked if name is not None}
 
     def values(self, result: JobResult, tapped: TappedGraph) -> Values:
         """Brings a result's tensors into PyTorch's shape and order."""

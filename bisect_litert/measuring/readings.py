@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -18,6 +18,10 @@ from bisect_litert.taps.tapper import Layout
 
 OUTPUT = "(output)"
 """Block name of the model's own outputs: what follows the last block."""
+
+
+Look = Callable[[str, np.ndarray], None]
+"""Takes a tap's key and what was computed there."""
 
 
 class Forward(Protocol):
@@ -36,6 +40,14 @@ class Forward(Protocol):
     @property
     def terms(self) -> Mapping[str, float]:
         """Where it is noise, what errors are relative to (noise.py), by tap key or output label."""
+        ...
+
+
+class Force(Protocol):
+    """Runs the reference with the given tensors put in place of the blocks' outputs."""
+
+    def __call__(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
+        """Returns what it computed before each replacement, or shows each tap and keeps none."""
         ...
 
 
@@ -80,33 +92,62 @@ class Errors:
 def measure(
     values: Values,
     truth: Forward,
-    force: Callable[[Mapping[str, np.ndarray]], Forward],
+    force: Force,
     healed: Mapping[str, np.ndarray] = {},
 ) -> Errors:
-    """Prices every tap of a run with one forced torch forward.
+    """Prices every tap of a run with one forced torch forward, each as soon as torch has computed it, so that none of
+    its tensors is kept.
 
     Args:
         values: The run's tensors.
         truth: Torch's own forward.
-        force: Runs torch with the given tensors put in place of the blocks' outputs, and returns what it computed
-            before each replacement.
+        force: Runs torch with the given tensors put in place of the blocks' outputs, and shows what it computed before
+            each replacement.
         healed: Tensors that the run itself was given in place of its own.
     """
-    forced = force({**values.taps, **healed})
+    cumulative: dict[str, Comparison] = {}
+    local: dict[str, Comparison] = {}
+
+    def look(key: str, computed: np.ndarray) -> None:
+        if key in values.taps:
+            value = values.taps[key]
+            local.update(_compare({key: computed}, {key: value}, values, truth.terms))
+            cumulative.update(_compare(truth.taps, {key: value}, values, truth.terms))
+
+    forced = force(_Overlaid(healed, values.taps), look)
+    for key in values.taps.keys() - cumulative.keys():
+        cumulative.update(_compare(truth.taps, {key: values.taps[key]}, values, truth.terms))
     return Errors(
-        cumulative=_compare(truth.taps, values, truth.terms),
-        local=_compare(forced.taps, values, truth.terms),
-        output_cumulative=_compare(truth.outputs, values, truth.terms, outputs=True),
-        output_local=_compare(forced.outputs, values, truth.terms, outputs=True),
+        cumulative={key: cumulative[key] for key in values.taps if key in cumulative},
+        local={key: local[key] for key in values.taps if key in local},
+        output_cumulative=_compare(truth.outputs, values.outputs, values, truth.terms),
+        output_local=_compare(forced.outputs, values.outputs, values, truth.terms),
     )
+
+
+@dataclass(frozen=True)
+class _Overlaid(Mapping[str, np.ndarray]):
+    """Tensors with others in their place; each is asked for only when it is needed, and may be computed then."""
+
+    over: Mapping[str, np.ndarray]
+    under: Mapping[str, np.ndarray]
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.over[key] if key in self.over else self.under[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.under, *self.over]))
+
+    def __len__(self) -> int:
+        return len(self.over.keys() | self.under.keys())
 
 
 def measure_without_forcing(values: Values, truth: Forward) -> Errors:
     """What a run comes to where no torch forward can be spent on it: cumulative errors only."""
     return Errors(
-        cumulative=_compare(truth.taps, values, truth.terms),
+        cumulative=_compare(truth.taps, values.taps, values, truth.terms),
         local={},
-        output_cumulative=_compare(truth.outputs, values, truth.terms, outputs=True),
+        output_cumulative=_compare(truth.outputs, values.outputs, values, truth.terms),
         output_local={},
     )
 
@@ -128,10 +169,10 @@ def furthest(runs: Mapping[RunName, Errors], taps: Sequence[Tap]) -> list[str]:
 
 
 def _compare(
-    reference: Mapping[str, np.ndarray], values: Values, terms: Mapping[str, float], *, outputs: bool = False
+    reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], values: Values, terms: Mapping[str, float]
 ) -> dict[str, Comparison]:
     found = {}
-    for key, value in (values.outputs if outputs else values.taps).items():
+    for key, value in target.items():
         if key in reference and reference[key].size == value.size:
             found[key] = compare_by_scale(
                 reference=reference[key],

@@ -7,22 +7,25 @@ difference to that run's value there is that block's own contribution.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bisect_litert.errors import InputsError, UnfitReferenceError
+from bisect_litert.errors import BisectError, InputsError, UnfitReferenceError
 from bisect_litert.measuring.pieces import let_go, pairs
 from bisect_litert.models import eager, structure
 from bisect_litert.models.blocks import Block, module_at
+from bisect_litert.models.float64 import Float64, in_float64
 from bisect_litert.models.shelf import Shelf
 from bisect_litert.models.tapped import tapped_copy, watch
 
 if TYPE_CHECKING:
     import torch
 
+Look = Callable[[str, np.ndarray], None]
+"""Takes a tap's key and what torch computed there, when it is computed; the tensor is nobody's afterwards."""
 REPEAT_LIMIT = 1e-5
 """Largest difference between two eager runs, relative to the tensor's peak, that passes as another summation order
 (fp32 has 6e-8 per operation); random numbers and state give differences of order one."""
@@ -58,7 +61,7 @@ class Forward:
     """What one eager forward computed. Arrays are copies taken when the block returned."""
 
     taps: dict[str, np.ndarray]
-    """By `TapPoint.key`: what torch computed, before any replacement."""
+    """By `TapPoint.key`: what torch computed, before any replacement; empty where each was looked at instead."""
     points: tuple[TapPoint, ...]
     """In execution order."""
     outputs: dict[str, np.ndarray]
@@ -111,6 +114,8 @@ class TorchReference:
         if self._first is None:
             try:
                 self._first = self._forward(self._single(), {}, self.seed)
+            except BisectError:
+                raise
             except Exception as error:
                 given = [f"{_position(i)} {_describe(value)}" for i, value in enumerate(self.args)]
                 given += [f"{name} {_describe(value)}" for name, value in self.kwargs.items()]
@@ -121,34 +126,35 @@ class TorchReference:
                 ) from None
         return self._first
 
-    def force(self, values: Mapping[str, np.ndarray]) -> Forward:
+    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
         """Returns a forward with each tapped tensor replaced, after it is recorded.
 
         Args:
             values: New values by `TapPoint.key`, converted to the tapped tensor's shape and dtype; taps without one
                 keep torch's. NaN and infinities are passed on as they are.
+            look: Takes what is computed at each tap; nothing is recorded then.
         """
-        return self._forced(self._single(), values)
+        return self._forced(self._single(), values, look)
 
-    def run64(self) -> Forward | None:
+    def run64(self, look: Look | None = None) -> Forward | None:
         """Returns the forward in float64, or None with the reason in `float64_problem`."""
         model = self._in_double()
         if model is None:
             return None
         try:
-            with _Float64():
-                return self._forward(model, {}, self.seed)
+            with Float64():
+                return self._forward(model, {}, self.seed, look)
         except Exception as error:
             self.float64_problem = f"The model does not run in float64: {eager.one_line(error)}."
             return None
 
-    def force64(self, values: Mapping[str, np.ndarray]) -> Forward | None:
+    def force64(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward | None:
         """Returns the float64 forward with taps replaced as by `force`; None where the model cannot run in float64."""
         model = self._in_double()
         if model is None:
             return None
-        with _Float64():
-            forced = self._forced(model, values)
+        with Float64():
+            forced = self._forced(model, values, look)
         return forced
 
     def forget64(self) -> None:
@@ -162,16 +168,32 @@ class TorchReference:
         """
         first = self.run()
         try:
-            second = self._forward(self._single(), {}, self.seed + 1)
-            where = _difference(first, second)
+            where = self._differs(first, self.seed + 1)
             if not where:
                 return ""
-            again = self._forward(self._single(), {}, self.seed)
+            again = self._differs(first, self.seed)
         except Exception as error:
             return f"torch runs once and fails when it runs again: {eager.one_line(error)}."
-        if not _difference(first, again):
+        if not again:
             return f"The model draws random numbers: with another seed {where}."
         return f"torch does not repeat its own result: when it runs again {where}."
+
+    def _differs(self, first: Forward, seed: int) -> str:
+        """Returns where another forward differs first, as the end of a sentence, or ""."""
+        found: list[str] = []
+
+        def look(key: str, array: np.ndarray) -> None:
+            if not found:
+                found.append(_difference(f"the output of {key}", first.taps.get(key), array))
+                found[:] = filter(None, found)
+
+        second = self._forward(self._single(), {}, seed, look)
+        if [point.key for point in first.points] != [point.key for point in second.points]:
+            return "other blocks are called"
+        for key, array in first.outputs.items():
+            if not found:
+                found += filter(None, [_difference(f"the model's {key}", array, second.outputs.get(key))])
+        return found[0] if found else ""
 
     def _single(self) -> _Model:
         return _Model(self.module, self.args, self.kwargs)
@@ -181,32 +203,24 @@ class TorchReference:
         if self.float64_problem:
             return None
         if self._double is None:
-            import torch
-
             try:
-                wide_parameters = {
-                    id(p): torch.nn.Parameter(p.detach().double(), p.requires_grad)
-                    for p in self.module.parameters()
-                    if type(p) is torch.nn.Parameter and p.is_floating_point()
-                }
-                module = eager.copy_module(self.module, share_parameters=False, known=wide_parameters).double()
-                for part in module.modules():  # tensors kept as plain attributes, which .double() does not see
-                    for name, value in vars(part).items():
-                        if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-                            part.__dict__[name] = value.double()
-                inputs = (self.args, self.kwargs)
-                wide = {k: t.double() for k, t in structure.leaves(inputs) if t.is_floating_point()}
-                self._double = _Model(module, *structure.replace(inputs, wide))
+                self._double = _Model(*in_float64(self.module, self.args, self.kwargs))
             except Exception as error:
                 self.float64_problem = f"The model cannot be put into float64: {eager.one_line(error)}."
                 return None
         return self._double
 
-    def _forced(self, model: _Model, values: Mapping[str, np.ndarray]) -> Forward:
-        return self._forward(model, values, self.seed, keep_partial=True)
+    def _forced(self, model: _Model, values: Mapping[str, np.ndarray], look: Look | None) -> Forward:
+        return self._forward(model, values, self.seed, look, keep_partial=True)
 
     def _forward(
-        self, model: _Model, values: Mapping[str, np.ndarray], seed: int, *, keep_partial: bool = False
+        self,
+        model: _Model,
+        values: Mapping[str, np.ndarray],
+        seed: int,
+        look: Look | None = None,
+        *,
+        keep_partial: bool = False,
     ) -> Forward:
         module = eager.copy_module(model.module)
         taps: dict[str, np.ndarray] = {}
@@ -218,9 +232,12 @@ class TorchReference:
             nonlocal returned
             replacements = {}
             for label, tensor in structure.leaves(output):
-                array = self.shelf.keep(eager.to_numpy(tensor))
                 key = block_key(block.name, call) + label
-                taps[key] = array
+                if look is None:
+                    array = taps[key] = self.shelf.keep(eager.to_numpy(tensor))
+                else:
+                    array = eager.to_numpy(tensor)
+                    look(key, array)
                 points.append(
                     TapPoint(key, block.name, block.class_name, call, label, returned, array.shape, array.dtype.name)
                 )
@@ -235,10 +252,11 @@ class TorchReference:
         for block in self.blocks:
             watch(module_at(module, block.name), block, record)
         try:
-            outputs = _named_outputs(eager.call(module, model.args, model.kwargs, seed=seed), taps)
+            output = eager.call(module, model.args, model.kwargs, seed=seed)
+            outputs = _named_outputs(output, [point.key for point in points])
             problem = ""
         except Exception as error:
-            if not keep_partial:
+            if not keep_partial or isinstance(error, BisectError):
                 raise
             outputs, problem = {}, f"torch fails on the values it was given: {eager.one_line(error)}."
         unforced = tuple(key for key in values if key not in forced)
@@ -274,7 +292,7 @@ def block_key(block: str, call: int) -> str:
     return block if call == 1 else f"{block}@{call}"
 
 
-def _named_outputs(output: Any, taps: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _named_outputs(output: Any, taps: Sequence[str]) -> dict[str, np.ndarray]:
     """By structure label; a plain tensor is "output", or the next free "output_0" where a block has that name."""
     plain = next(n for n in ("output", *(f"output_{i}" for i in range(len(taps) + 1))) if n not in taps)
     return {label or plain: eager.to_numpy(tensor) for label, tensor in structure.leaves(output)}
@@ -289,26 +307,24 @@ def _tensor_like(value: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor).copy_(torch.from_numpy(array).reshape(tensor.shape))
 
 
-def _difference(first: Forward, second: Forward) -> str:
-    """Returns where two forwards differ first, as the end of a sentence, or ""."""
-    if [point.key for point in first.points] != [point.key for point in second.points]:
-        return "other blocks are called"
-    named = [(f"the output of {key}", array, second.taps.get(key)) for key, array in first.taps.items()]
-    named += [(f"the model's {key}", array, second.outputs.get(key)) for key, array in first.outputs.items()]
-    for name, one, other in named:
-        if other is None or one.shape != other.shape:
-            return f"{name} has another shape"
-        distance = peak = 0.0
-        for left, right in pairs(_real(one), _real(other)):
-            odd = ~np.isfinite(left) | ~np.isfinite(right)
-            if odd.any() and not np.array_equal(left[odd], right[odd], equal_nan=left.dtype.kind == "f"):
-                return f"{name} is non-finite in other places"
-            left, right = left[~odd].astype(np.float64), right[~odd].astype(np.float64)
-            distance = max(distance, float(np.max(np.abs(left - right), initial=0.0)))
-            peak = max(peak, float(np.max(np.abs(left), initial=0.0)))
+def _difference(name: str, one: np.ndarray | None, other: np.ndarray | None) -> str:
+    """Returns how a tensor of two forwards differs, as the end of a sentence, or ""."""
+    if one is None or other is None or one.shape != other.shape:
+        return f"{name} has another shape"
+    if all(np.array_equal(left, right) for left, right in pairs(one, other)):  # as nearly all are, and cheaper to see
         let_go(one, other)
-        if distance > REPEAT_LIMIT * peak:
-            return f"{name} differs by up to {distance:.3g} (its peak is {peak:.3g})"
+        return ""
+    distance = peak = 0.0
+    for left, right in pairs(_real(one), _real(other)):
+        odd = ~np.isfinite(left) | ~np.isfinite(right)
+        if odd.any() and not np.array_equal(left[odd], right[odd], equal_nan=left.dtype.kind == "f"):
+            return f"{name} is non-finite in other places"
+        left, right = left[~odd].astype(np.float64), right[~odd].astype(np.float64)
+        distance = max(distance, float(np.max(np.abs(left - right), initial=0.0)))
+        peak = max(peak, float(np.max(np.abs(left), initial=0.0)))
+    let_go(one, other)
+    if distance > REPEAT_LIMIT * peak:
+        return f"{name} differs by up to {distance:.3g} (its peak is {peak:.3g})"
     return ""
 
 
@@ -331,34 +347,3 @@ def _describe(value: Any) -> str:
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
-
-
-class _Float64:
-    """While active, float32 asked for by name in the model's code means float64, and so does the default dtype.
-
-    Models that upcast inside ("x.float()" in an RMSNorm) would else throw away the digits the float64 run is for.
-    """
-
-    def __enter__(self) -> None:
-        import torch
-        from torch.overrides import TorchFunctionMode
-
-        def wide(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        class Mode(TorchFunctionMode):  # type: ignore[misc]
-            def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if function is torch.Tensor.float:
-                    function = torch.Tensor.double
-                return function(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
-
-        self._default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        self._mode = Mode()
-        self._mode.__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        import torch
-
-        self._mode.__exit__(*exception)
-        torch.set_default_dtype(self._default)

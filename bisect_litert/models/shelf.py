@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 import weakref
 
 import numpy as np
 
+from bisect_litert.errors import DiskFullError
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BUDGET = 1 << 30
 """Bytes in memory, unless told otherwise."""
 
@@ -22,15 +26,21 @@ class Shelf:
         self._room = budget
 
     def keep(self, array: np.ndarray) -> np.ndarray:
-        """Returns the array, or what a file holds of it, read-only. The caller gives its own up."""
+        """Returns the array, or what a file holds of it, read-only. The caller gives its own up.
+
+        Raises:
+            DiskFullError: There is no room for the file.
+        """
         if array.nbytes <= self._room:
             self._room -= array.nbytes
             weakref.finalize(array, self._give_back, array.nbytes)
             return array
         try:
             return _on_disk(array)
-        except OSError:  # no space there either: memory may do, and if it does not, says so itself
-            return array
+        except OSError as error:
+            if error.errno in _DISK_FULL:  # memory would be asked for as much as the disk was
+                raise DiskFullError(f"The disk that holds {tempfile.gettempdir()} is full.") from None
+            return array  # no files there at all: memory may do
 
     def _give_back(self, size: int) -> None:
         self._room += size

@@ -14,7 +14,7 @@ from bisect_litert.graphs.dequantised import as_floats
 from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import Evaluator, TappedGraph
-from bisect_litert.measuring.readings import Forward, OtherWeights, Tap, Values
+from bisect_litert.measuring.readings import Errors, Force, Forward, OtherWeights, Tap, Values
 from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, PYTORCH, Cause, Culprit, Settings
 from bisect_litert.search.culprits import Reading, cause_of, faulty, leaves_range, misconverted
 from bisect_litert.search.ranges import RangeFault, accumulated_peak, first_fault
@@ -35,14 +35,16 @@ class Investigation:
     owners: Mapping[str, str]
     links: Mapping[str, tuple[tuple[str, ...], float, int]]
     truth: Forward
-    force: Callable[[Mapping[str, np.ndarray]], Forward]
+    force: Force
     fp32_cost: Mapping[str, float]
     """What fp32 costs locally (relative L2), by tap key and output label."""
     values: Mapping[int, np.ndarray]
     settings: Settings
     target: str
-    first: Mapping[str, JobResult]
-    """The first round's results, by kind."""
+    first: dict[str, JobResult]
+    """The first round's results, by kind; they lose their tensors as these are measured."""
+    measured: dict[str, Errors] = field(default_factory=dict)
+    """What was measured already, by job."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """What honest devices may differ by whatever their precision, likewise."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)

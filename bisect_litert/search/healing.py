@@ -6,13 +6,14 @@ follows a suspect is believed only at healed inputs, and what shows only there i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bisect_litert.devices.jobs import NOT_RUN, JobResult
 from bisect_litert.graphs.emulation import Rounding, round_array
+from bisect_litert.measuring import passing
 from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
 from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale, out_of_line, true_infinities
 from bisect_litert.measuring.readings import OUTPUT, Errors, Runs, Values, build, measure
@@ -87,11 +88,10 @@ class _Rounds:
         self.walls = [t for own in self.regions.values() for t in own]
         self.entangled = case.original.shared_insides(self.regions, self.walls)
         self.blamer = Blamer(case)
-        self._measured: dict[str, Errors] = {}
 
     def run(self) -> Found:
         case, found = self.case, self.found
-        graph, results, healed = case.base, dict(case.first), set[str]()
+        graph, results, healed = case.base, case.first, set[str]()
         for number in range(MAX_ROUNDS):
             self._round(number, graph, results, healed)
             targets = (self._guilty() | set(self.suspects)) - {OUTPUT}
@@ -104,8 +104,17 @@ class _Rounds:
                 break
             graph = further
             kinds = [CPU, HALF, ROUNDING, *([GPU] if case.target == GPU else [])]
-            results = case.evaluator.run(graph, kinds, f"-healed{number + 1}")
-            found.results += results.values()
+            given = self._given(healed)
+            results = passing.run(
+                case.evaluator,
+                graph,
+                kinds,
+                f"-healed{number + 1}",
+                [case.target],
+                case.measured,
+                lambda values, given=given: measure(values, case.truth, case.force, given),  # type: ignore[misc]
+            )
+            found.results += [result.without_tensors() for result in results.values()]
             lost = results[case.target]
             if not lost.ok or void(case.evaluator.values(lost, graph)):
                 why = lost.detail or "it writes nothing"
@@ -132,7 +141,7 @@ class _Rounds:
         curious = {r.block for r in readings if asks_for_fp32(r, case.settings)} - known - self.answered
         if (wrong or curious or self._off(readings)) and case.target == GPU:
             control = case.evaluator.run(graph, [GPU_FP32], f"-healed{number}" if number else "")
-            found.results += control.values()
+            found.results += [result.without_tensors() for result in control.values()]
             results.update(control)
             readings, runs = self._read(graph, results, healed)
             self.answered |= curious
@@ -194,7 +203,7 @@ class _Rounds:
             r for r in found.readings if not r.output and r.block not in hard and not before.follows(r.block, hard)
         ]
         kept = {r.tap: values.taps[r.tap] for r in sound if r.tap in values.taps}
-        outputs = case.force(kept).outputs
+        outputs = case.force(kept, lambda *_: None).outputs
         errors = [
             compare_by_scale(reference=case.truth.outputs[label], target=value, terms=case.truth.terms.get(label, 0.0))
             for label, value in outputs.items()
@@ -214,23 +223,22 @@ class _Rounds:
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
-    def _read(
-        self, graph: TappedGraph, results: Mapping[str, JobResult], healed: set[str]
-    ) -> tuple[list[Reading], Runs]:
+    def _read(self, graph: TappedGraph, results: dict[str, JobResult], healed: set[str]) -> tuple[list[Reading], Runs]:
         case = self.case
-        # A tensor is healed under every name it has: a view or a dropout behind a culprit hands on the same one.
-        own = {t.tensor for t in case.taps if t.block in healed and t.tensor >= 0}
-        given = {t.key: case.truth.taps[t.key] for t in case.taps if t.tensor in own}
+        given = self._given(healed)
         errors: dict[str, Errors] = {}
         for kind in (CPU, HALF, ROUNDING, GPU, GPU_FP32):
-            if kind in results and results[kind].ok:
+            if kind not in results or not results[kind].ok:
+                continue
+            job = results[kind].id
+            if kind == case.target and not healed:
+                self.found.values[kind] = case.evaluator.values(results[kind], graph)
+            if job not in case.measured:
                 values = case.evaluator.values(results[kind], graph)
-                if not healed:
-                    self.found.values[kind] = values
-                job = results[kind].id
-                if job not in self._measured:
-                    self._measured[job] = measure(values, case.truth, case.force, given)
-                errors[kind] = self._measured[job]
+                case.measured[job] = measure(values, case.truth, case.force, given)
+            if kind != case.target:  # nobody looks at the others again
+                results[kind] = results[kind].without_tensors()
+            errors[kind] = case.measured[job]
         runs = Runs(
             target=errors[case.target],
             rounding=errors.get(ROUNDING),
@@ -242,6 +250,12 @@ class _Rounds:
         # Two kinds of CPU kernels that differ say what fp32 costs, not that the file is wrong.
         judged = runs if case.judges_conversion else replace(runs, cpu=None)
         return build(case.taps, case.owners, judged, case.links, case.fp32_cost, frozenset(given), case.steps), runs
+
+    def _given(self, healed: set[str]) -> dict[str, np.ndarray]:
+        """What healed blocks are given, by tap; a tensor is healed under every name it has, since a view or a dropout
+        behind a culprit hands on the same one."""
+        own = {t.tensor for t in self.case.taps if t.block in healed and t.tensor >= 0}
+        return {t.key: self.case.truth.taps[t.key] for t in self.case.taps if t.tensor in own}
 
     def _keep(self, runs: Runs) -> None:
         named = {RunName.CPU: runs.cpu}

@@ -7,7 +7,7 @@ tensor, and it comes to the file's own outputs, which nothing else makes it do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from bisect_litert.files.port_matching import ways
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import compare
-from bisect_litert.measuring.readings import Forward, Tap
+from bisect_litert.measuring.readings import Force, Tap
 from bisect_litert.record import TapOrigin
 from bisect_litert.taps import tapping
 from bisect_litert.taps.tapper import Layout
@@ -30,7 +30,7 @@ def follow(
     graph: Graph,
     taps: Sequence[Tap],
     values: Mapping[int, np.ndarray],
-    force: Callable[[Mapping[str, np.ndarray]], Forward],
+    force: Force,
     wanted: Mapping[str, np.ndarray],
 ) -> tuple[Tap, ...]:
     """Gives partners to blocks that have none.
@@ -54,7 +54,7 @@ def follow(
             if not left:
                 break
             left -= 1
-            after = force({tap.key: layout.to_torch(values[tensor])}).outputs
+            after = force({tap.key: layout.to_torch(values[tensor])}, _ignore).outputs
             if any(_is(after.get(label), value) for label, value in wanted.items()):
                 found[tensor] = tap.key, layout
                 held.add(tensor)
@@ -66,6 +66,11 @@ def follow(
         else tap
         for tap in taps
     )
+
+
+def _ignore(key: str, computed: np.ndarray) -> None:
+    """Only what comes out in the end is asked for."""
+    del key, computed
 
 
 def _candidates(

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.measuring.readings import Forward
+from bisect_litert.measuring.readings import Forward, Look
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.search.sources import OpSources
 from bisect_litert.subjects import Located, Stage, Subject, Workplace
+from bisect_litert.subjects.whole_run import Stretched
 from bisect_litert.taps.tapping import Tapping
 
 
@@ -67,15 +68,18 @@ class SharedSubject:
             self._located = self._subject.locate(graph, inputs, place)
         else:
             self._subject.move_to(place)
+            for tapping in (self._located.tapping, self._located.tapping.shipped):
+                if tapping is not None and isinstance(tapping.values, Stretched):
+                    tapping.values.move_to(place.runner, place.folder)
         return self._located
 
     def move_to(self, place: Workplace) -> None:
         """Goes on in another run."""
         self._subject.move_to(place)
 
-    def force(self, values: Mapping[str, np.ndarray]) -> Forward:
+    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
         """Returns what the reference computes with these values in place of the blocks' outputs."""
-        return self._subject.force(values)
+        return self._subject.force(values, look)
 
     def classes(self) -> Mapping[str, str]:
         """Returns class names by module path."""

@@ -19,10 +19,10 @@ from bisect_litert.graphs.stored_conversion import Converter
 from bisect_litert.measuring.evaluation import float_outputs
 from bisect_litert.measuring.metrics import compare
 from bisect_litert.measuring.noise import Noise, find_noise
-from bisect_litert.measuring.pieces import let_go
+from bisect_litert.measuring.pieces import flat_pieces, let_go
 from bisect_litert.models import blocks as block_stage
 from bisect_litert.models.preparation import LoadedModel, describe_inputs
-from bisect_litert.models.reference import Forward, TorchReference, tapped_module
+from bisect_litert.models.reference import Forward, Look, TorchReference, tapped_module
 from bisect_litert.models.shelf import Shelf
 from bisect_litert.programs.exported import ExportedModel
 from bisect_litert.programs.node_sets import Suspect
@@ -83,7 +83,7 @@ class TorchSubject:
         self._torch = TorchReference(loaded.module, loaded.args, loaded.kwargs, selected, self.request.seed, shelf)
         with stage("torch"):
             truth = self.truth = self._torch.run()
-            bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if v.dtype.kind == "f" and np.isnan(v).any()]
+            bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if _holds_nan(v)]
             if bad:
                 raise UnfitReferenceError(
                     f"PyTorch's own result holds NaN at {bad[0]}.",
@@ -128,9 +128,9 @@ class TorchSubject:
         """Changes nothing: PyTorch runs in this process."""
         del place
 
-    def force(self, values: Mapping[str, np.ndarray]) -> Forward:
+    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
         """Runs PyTorch with these values in place of the blocks' outputs."""
-        return self._torch.force(values)
+        return self._torch.force(values, look)
 
     def classes(self) -> dict[str, str]:
         """Returns class names by module path."""
@@ -161,15 +161,30 @@ class TorchSubject:
         """What fp32 costs torch itself: locally, per tap and output, and cumulatively, as how close a partner has to
         be; and what it leaves no digit of."""
         truth = self.truth
-        double = self._torch.run64()
-        forced = self._torch.force64(truth.taps) if double else None
+        local: dict[str, float] = {}
+        whole: dict[str, float] = {}
+        noise: dict[str, Noise] = {}
+
+        def look(key: str, wide: np.ndarray) -> None:
+            if key in truth.taps:
+                single = {key: truth.taps[key]}
+                whole.update(differences({key: wide}, single))
+                noise.update(find_noise({key: wide}, single))
+
+        def look_forced(key: str, wide: np.ndarray) -> None:
+            if key in truth.taps:
+                terms = {key: noise[key].terms} if key in noise else {}
+                local.update(differences({key: wide}, {key: truth.taps[key]}, terms))
+
+        double = self._torch.run64(look)
+        forced = self._torch.force64(truth.taps, look_forced) if double else None
         self._torch.forget64()
         if double is None or forced is None:
             return {}, {}, {}
-        noise = {**find_noise(double.taps, truth.taps), **find_noise(double.outputs, truth.outputs)}
+        noise |= find_noise(double.outputs, truth.outputs)
         terms = {key: found.terms for key, found in noise.items()}
-        local = {**differences(forced.taps, truth.taps, terms), **differences(forced.outputs, truth.outputs, terms)}
-        return local, {k: 100 * v for k, v in differences(double.taps, truth.taps).items()}, noise
+        local |= differences(forced.outputs, truth.outputs, terms)
+        return local, {k: 100 * v for k, v in whole.items()}, noise
 
     def _tap(
         self,
@@ -236,6 +251,12 @@ class TorchSubject:
                     hint="Return real tensors of a fixed size.",
                 )
         return {label: port.name for label, port in zip(labels, ports, strict=True)}
+
+
+def _holds_nan(values: np.ndarray) -> bool:
+    found = values.dtype.kind == "f" and any(np.isnan(piece).any() for piece in flat_pieces(values))
+    let_go(values)
+    return found
 
 
 def differences(

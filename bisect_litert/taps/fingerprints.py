@@ -5,7 +5,7 @@ Everything is computed in pieces, so that no tensor is ever copied whole, and co
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Generic, TypeVar
@@ -14,6 +14,8 @@ import numpy as np
 
 from bisect_litert.measuring.pieces import chosen, dot, flat_pieces, let_go, pairs
 
+SAMPLE = 4096
+"""Elements compared before a whole tensor is: a wrong permutation shows in far fewer."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 K = TypeVar("K", bound=Hashable)
@@ -29,20 +31,74 @@ class Fingerprint:
     high: float
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known of a tensor once it was looked at."""
+
+    size: int
+    kind: str
+    """numpy's letter for its kind of numbers."""
+    print: Fingerprint
+    sample: np.ndarray
+    """Elements at even distances, of the flat tensor: see `sampled`."""
+
+
+class Tensors(Mapping[K, np.ndarray]):
+    """Tensors of which each is looked at once, however often it is asked what it may hold.
+
+    Args:
+        arrays: Tensors, by whatever names them.
+    """
+
+    def __init__(self, arrays: Mapping[K, np.ndarray]) -> None:
+        self._arrays = arrays
+        self._looks: dict[K, Look] = {}
+
+    def __getitem__(self, key: K) -> np.ndarray:
+        return self._arrays[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def look(self, key: K) -> Look:
+        """Returns what is known of a tensor."""
+        if key not in self._looks:
+            self._looks[key] = look_at(self[key])
+        return self._looks[key]
+
+
+def look_at(values: np.ndarray) -> Look:
+    """Looks at a tensor."""
+    sample = np.array(values.reshape(-1)[sampled(values.size)])
+    return Look(values.size, values.dtype.kind, fingerprint(values), sample)
+
+
+def sampled(size: int) -> np.ndarray:
+    """Where elements are compared first, in a flat tensor of a size."""
+    return np.linspace(0, size - 1, min(SAMPLE, size)).astype(np.int64) if size else np.zeros(0, np.int64)
+
+
 class Fingerprints(Generic[K]):
     """Tensors to look values up in.
 
     Args:
         values: Tensors, by whatever names them.
+        only: Look in these alone.
     """
 
-    def __init__(self, values: Mapping[K, np.ndarray]) -> None:
+    def __init__(self, values: Mapping[K, np.ndarray], only: Collection[K] | None = None) -> None:
+        known = values if isinstance(values, Tensors) else Tensors(values)
         self._groups: dict[tuple[int, str], tuple[list[K], np.ndarray]] = {}
         members: dict[tuple[int, str], list[K]] = {}
-        for key, value in values.items():
-            members.setdefault((value.size, value.dtype.kind), []).append(key)
+        for key in known:
+            if only is None or key in only:
+                look = known.look(key)
+                members.setdefault((look.size, look.kind), []).append(key)
         for group, keys in members.items():
-            prints = [fingerprint(values[key]) for key in keys]
+            prints = [known.look(key).print for key in keys]
             self._groups[group] = keys, np.array([(p.nonfinite, p.norm, p.low, p.high) for p in prints])
 
     def near(self, value: np.ndarray, tolerance: float) -> Sequence[K]:

@@ -71,7 +71,7 @@ def choose_taps(
     bare = evaluator.values(untapped, plain) if untapped.ok else None
     gate = _Gate(evaluator, bare, truth, limit)
     first, agrees = gate.run(copies)
-    results = [untapped, first]
+    results = [untapped, first.without_tensors()]  # of the others' tensors only the believed ones are kept
     reason = placement.read(untapped.log_text + first.log_text, len(plain.graph.ops)).no_gpu_reason
     if first.status == NOT_RUN:
         return Choice(copies, {}, tuple(results), False, f"{first.detail}.", unanswered=True)
@@ -85,7 +85,7 @@ def choose_taps(
         repeats = True  # two compiles that gave the same bits: no third one is needed to know
     elif untapped.ok:
         again = evaluator.run(plain, [GPU], "-again")[GPU]
-        results.append(again)
+        results.append(again.without_tensors())
         repeats = again.ok and _same_bits(untapped, again) if again.status != NOT_RUN else None
     choice = Choice(copies, {GPU: first}, tuple(results), True, untapped=bare, repeats=repeats)
     if bare is None:
@@ -97,7 +97,7 @@ def choose_taps(
     # The next rung: the tensors themselves, without copies.
     raw = tap_graph(tapped.graph, [t.tensor for t in tapped.taps if t.tensor >= 0], tapped.outputs, copies=False)
     second, agrees = gate.run(raw, "-raw")
-    results.append(second)
+    results.append(second.without_tensors())
     choice = replace(choice, results=tuple(results))
     if agrees:
         raw = _without_aliased(raw, evaluator.values(second, raw), tapped)
@@ -218,7 +218,7 @@ class _Gate:
 
     def _some(self, graph: TappedGraph, taps: list[int]) -> tuple[JobResult, bool]:
         result, agrees = self.run(only(graph, taps), f"-batch{len(self.results) + 1}")
-        self.results.append(result)
+        self.results.append(result.without_tensors())
         return result, agrees
 
     def in_batches(self, graph: TappedGraph) -> tuple[list[list[int]], JobResult | None, bool]:

@@ -8,8 +8,9 @@ end of the block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from math import prod
 
@@ -17,10 +18,17 @@ import numpy as np
 
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.owners import levels, reaches
-from bisect_litert.taps.fingerprints import Fingerprints, distance, fingerprint, similar
+from bisect_litert.taps.fingerprints import (
+    Fingerprints,
+    Look,
+    Tensors,
+    distance,
+    fingerprint,
+    look_at,
+    sampled,
+    similar,
+)
 
-SAMPLE = 4096
-"""Elements compared before a whole tensor is: a wrong permutation shows in far fewer."""
 NAMED_TOLERANCE = 1e-3
 """Relative L2 difference that a tensor named after the block may show. Plain CPU kernels add up one by one: a
 GroupNorm over half a million elements is off by 1.4e-4, a mean over 1.5 million by 2.4e-5 (measured), where torch's
@@ -80,8 +88,9 @@ class Finder:
     """
 
     def __init__(self, graph: Graph, values: Mapping[int, np.ndarray], near: float = NEAR) -> None:
-        self._graph, self._values, self._near = graph, values, near
-        self._prints = Fingerprints({t: v for t, v in values.items() if t in graph.computed})
+        self._graph, self._near = graph, near
+        self._values = values if isinstance(values, Tensors) else Tensors(values)
+        self._prints = Fingerprints(self._values, graph.computed)
 
     def find(self, value: np.ndarray, module: str, tolerance: float) -> Partner | None:
         """Finds the tensor that holds a block's output.
@@ -99,7 +108,8 @@ class Finder:
         fits: list[Partner] = []
         for t in self._prints.near(value, max(tolerance, NAMED_TOLERANCE)):
             named = _names(graph.tensors[t].name, module) > 0
-            found = _match(value, self._values[t], max(tolerance, NAMED_TOLERANCE) if named else tolerance)
+            allowed = max(tolerance, NAMED_TOLERANCE) if named else tolerance
+            found = _match(value, self._values.look(t), partial(self._values.__getitem__, t), allowed)
             if found is not None:
                 fits.append(Partner(t, *found, named))
         if not fits:
@@ -149,28 +159,29 @@ def _names(tensor_name: str, module: str) -> int:
 def find_layout(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:
     """Returns the order of axes in which a tensor of the same size holds a value, and the relative L2 difference; None
     where it does not."""
-    if not similar(fingerprint(value), fingerprint(other), tolerance):
+    look = look_at(other)
+    if not similar(fingerprint(value), look.print, tolerance):
         return None
-    return _match(value, other, tolerance)
+    return _match(value, look, lambda: other, tolerance)
 
 
-def _match(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:
-    flat = np.asarray(other).reshape(-1)
-    sample = (
-        np.linspace(0, flat.size - 1, min(SAMPLE, flat.size)).astype(np.int64) if flat.size else np.zeros(0, np.int64)
-    )
-    norm = float(np.linalg.norm(np.nan_to_num(flat[sample].astype(np.float64), posinf=0, neginf=0)))
-    whole = fingerprint(other).norm
+def _match(
+    value: np.ndarray, look: Look, other: Callable[[], np.ndarray], tolerance: float
+) -> tuple[Layout, float] | None:
+    """As `find_layout`; the other tensor is asked for only where what is known of it fits."""
+    sample = sampled(look.size)
+    norm = float(np.linalg.norm(np.nan_to_num(look.sample.astype(np.float64), posinf=0, neginf=0)))
+    whole = look.print.norm
     best: tuple[Layout, float] | None = None
     for permutation in orders(value.shape):
         moved = value.transpose(permutation)
         picked = moved[np.unravel_index(sample, moved.shape)] if moved.ndim else moved.reshape(-1)
         if (
-            distance(picked, flat[sample])
-            > 10 * tolerance * max(norm, whole * np.sqrt(sample.size / max(1, flat.size))) + 1e-30
+            distance(picked, look.sample)
+            > 10 * tolerance * max(norm, whole * np.sqrt(sample.size / max(1, look.size))) + 1e-30
         ):
             continue
-        error = distance(moved, flat)
+        error = distance(moved, other().reshape(-1))
         error = error / whole if whole else (0.0 if error == 0 else np.inf)
         # What holds in two orders up to fp32's noise (a symmetric matrix) is taken as it is.
         if error <= tolerance and (best is None or best[1] > max(10 * error, 1e-6)):

@@ -15,6 +15,7 @@ from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.pieces import let_go
 from bisect_litert.measuring.readings import OUTPUT, Forward, Tap
 from bisect_litert.record import TapOrigin
+from bisect_litert.taps.fingerprints import Tensors
 from bisect_litert.taps.tapper import NEAR, Finder, Layout
 
 LOOSEST = 1e-2
@@ -40,12 +41,13 @@ class Tapping:
     @property
     def tame(self) -> frozenset[int]:
         """Tensors whose CPU values are finite and far from float32's end."""
+        known = self.values if isinstance(self.values, Tensors) else Tensors(self.values)
         found = set()
-        for t, v in self.values.items():
-            # Extremes instead of magnitudes, which would be a copy; NaN is neither above nor below.
-            if v.dtype.kind == "f" and v.size and v.min() > -SPLIT_LIMIT and v.max() < SPLIT_LIMIT:
+        for t in known:
+            look = known.look(t)
+            fits = not look.print.nonfinite and look.print.low > -SPLIT_LIMIT and look.print.high < SPLIT_LIMIT
+            if look.kind == "f" and look.size and fits:
                 found.add(t)
-            let_go(v)
         return frozenset(found)
 
     def right(self, taken: Mapping[str, np.ndarray]) -> Mapping[int, np.ndarray]:
@@ -71,7 +73,7 @@ class _Right(Mapping[int, np.ndarray]):
         return tap.layout.from_torch(self._taken[tap.key], self._tapping.graph.tensors[tensor].shape)
 
     def __iter__(self) -> Iterator[int]:
-        return iter({**self._tapping.values, **self._taps})
+        return iter(dict.fromkeys([*self._tapping.values, *self._taps]))
 
     def __len__(self) -> int:
         return len({*self._tapping.values, *self._taps})
@@ -113,11 +115,13 @@ def locate(
         elif value.size and value.dtype == np.float32:
             allowed = min(loosest, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
             partner = finder.find(value, point.block, allowed)
-            same = [t for t, out in returned.items() if out.shape == value.shape and np.array_equal(out, value)]
             if partner is not None:
                 tensor, layout, origin = partner.tensor, partner.layout, TapOrigin.GRAPH
-            elif same:
-                tensor, layout, origin = same[0], _plain(value.shape), TapOrigin.GRAPH
+            else:
+                same = [t for t, out in returned.items() if out.shape == value.shape and np.array_equal(out, value)]
+                if same:
+                    tensor, layout, origin = same[0], _plain(value.shape), TapOrigin.GRAPH
+            let_go(value)
         if tensor in inputs:
             tensor, layout, origin = -1, None, TapOrigin.INPUT
         elif tensor >= 0 and tensor not in graph.computed:
