@@ -11,8 +11,9 @@ import numpy as np
 
 from bisect_litert.devices.jobs import CRASHED, TIMED_OUT, Job, JobResult
 from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.editor import COPY_SUFFIX, TAP_PREFIX, Editor
 from bisect_litert.graphs.emulation import Rounding, emulate
-from bisect_litert.graphs.graph import COPY_SUFFIX, TAP_PREFIX, Graph
+from bisect_litert.graphs.graph import Graph
 from bisect_litert.search.counterfactual import END, EXCLUDE
 
 LOG = (Path(__file__).parent / "data" / "whole.log").read_text(encoding="utf-8")
@@ -49,7 +50,7 @@ def tensor_of(graph: Graph, block: str) -> int:
 
 def break_graph(graph: Graph, tensor: int, kind: str) -> Graph:
     """Lets the op that writes a tensor write another one, and a faulty op make the tensor from that."""
-    editor = graph.edit()
+    editor = Editor(graph)
     info = graph.tensors[tensor]
     producer = graph.producer[tensor]
     right = editor.add_tensor("right", info.shape, editor.subgraph.tensors[tensor].type)

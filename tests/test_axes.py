@@ -14,6 +14,7 @@ from torch import nn
 
 from bisect_litert.graphs.conversion import convert
 from bisect_litert.graphs.cutting import compact
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.shape_rules import read_axes
 
@@ -77,7 +78,7 @@ def test_every_group_that_is_cut_leaves_a_graph_that_runs(module: nn.Module, sha
 def test_dimensions_of_an_op_without_a_rule_stay() -> None:
     graph = Graph.read(Path(__file__).parent / "data" / "mlp.tflite")
     assert read_axes(graph).free()
-    editor = graph.edit()
+    editor = Editor(graph)
     one = graph.ops[0].inputs[0]
     out = editor.add_tensor("n", [len(graph.tensors[one].shape)], 2)
     editor.add_op("SHAPE", [one], [out])

@@ -29,6 +29,7 @@ from bisect_litert.bundles.shrinking import Shrinker, Shrunk
 from bisect_litert.cli import main
 from bisect_litert.devices.runners import Runner
 from bisect_litert.errors import BisectError, RunFolderError, UsageError
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.programs.torch_source import Twin
 from bisect_litert.record import Cause, RunRecord, Verdict
@@ -118,7 +119,7 @@ def test_a_right_answer_ends_with_0_and_reads_as_fixed(kernel: tuple[Bundle, lis
     value = graph.constant(constant.index)
     assert value is not None
     row = value * 0 + value[:1]
-    edited = graph.edit()
+    edited = Editor(graph)
     edited.fill(constant.index, row)
     edited.graph().write(tmp_path / "model.tflite")
     name = next(path.name for path in tmp_path.glob("in_*.npy"))

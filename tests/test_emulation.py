@@ -12,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from small_models import Converted, CpuRun, run_cpu, run_xnnpack
 
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.emulation import SPLIT_LIMIT, Rounding, accumulation_length, allowance, emulate, round_array
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import FP16_UNIT, compare
@@ -137,7 +138,7 @@ def test_rounding_an_array(values: list[float]) -> None:
 @pytest.mark.parametrize("tame", [False, True])
 def test_splitting_in_the_graph_is_rounding_to_eleven_bits(converted: Once, tmp_path: Path, tame: bool) -> None:
     # A graph that hands its input on, so that all there is is the rounding; on XNNPACK, as the product runs it.
-    bare = converted("arithmetic").graph.edit()
+    bare = Editor(converted("arithmetic").graph)
     bare.drop_outputs()
     bare.add_output("x", bare.subgraph.inputs[0])
     bare.prune()

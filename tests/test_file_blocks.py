@@ -8,6 +8,7 @@ import pytest
 from bisect_litert.errors import BlockSelectionError
 from bisect_litert.files import op_ranges
 from bisect_litert.files.file_blocks import list_lines, read_blocks, taps_of
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"
@@ -21,7 +22,7 @@ def make(ops: Sequence[tuple[str, Sequence[str], str]], outputs: Sequence[str]) 
     model.version, model.buffers, model.operatorCodes, model.signatureDefs = 3, [schema.BufferT()], [], []
     subgraph.tensors, subgraph.operators, subgraph.inputs, subgraph.outputs = [], [], [], []
     model.subgraphs = [subgraph]
-    editor = Graph(model).edit()
+    editor = Editor(Graph(model))
     at = {"x": editor.add_tensor("x", [2, 2], schema.TensorType.FLOAT32)}
     editor.subgraph.inputs = [at["x"]]
     for kind, reads, name in ops:

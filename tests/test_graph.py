@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from small_models import Converted, run_cpu
 
-from bisect_litert.graphs.graph import TAP_PREFIX, Graph
+from bisect_litert.graphs.editor import TAP_PREFIX, Editor, with_taps
+from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import TappedGraph, heal, tap_graph
 from bisect_litert.measuring.readings import Tap, flow
 from bisect_litert.record import TapOrigin
@@ -51,7 +52,7 @@ def test_what_a_graph_says_of_itself(converted: Once) -> None:
 
 
 def test_outputs_come_in_numeric_order(converted: Once) -> None:
-    editor = converted("blocks").graph.edit()
+    editor = Editor(converted("blocks").graph)
     tensor = editor.subgraph.outputs[0]
     editor.drop_outputs()
     for name in ("output_10", "output_2", "output_0", "extra"):
@@ -60,7 +61,7 @@ def test_outputs_come_in_numeric_order(converted: Once) -> None:
 
 
 def test_outputs_named_after_dict_keys_come_in_the_modules_order(converted: Once) -> None:
-    editor = converted("blocks").graph.edit()
+    editor = Editor(converted("blocks").graph)
     one, other = editor.subgraph.outputs[0], editor.subgraph.operators[0].outputs[0]
     editor.drop_outputs()
     for name, tensor in (("z", one), ("m", other), ("a", one)):
@@ -97,7 +98,7 @@ def test_a_consumed_tap_leaves_through_a_copy_and_others_as_they_are(converted: 
     graph = converted("blocks").graph
     middle, last = (p.tensor for p in graph.outputs)
     inner = outputs_of(graph, "b0")
-    tapped, names = graph.with_taps([inner, middle, last, inner], copies=True)
+    tapped, names = with_taps(graph, [inner, middle, last, inner], copies=True)
     # An output that nothing reads is its own tap; one that is read gets a copy besides.
     assert names == {inner: f"{TAP_PREFIX}{inner:05d}", middle: f"{TAP_PREFIX}{middle:05d}", last: "output_1"}
     at = {p.name: p.tensor for p in tapped.outputs}
@@ -112,7 +113,7 @@ def test_a_consumed_tap_leaves_through_a_copy_and_others_as_they_are(converted: 
 def test_without_copies_no_op_is_added(converted: Once) -> None:
     graph = converted("blocks").graph
     middle, inner = graph.outputs[0].tensor, outputs_of(graph, "b0")
-    tapped, names = graph.with_taps([inner, middle], copies=False)
+    tapped, names = with_taps(graph, [inner, middle], copies=False)
     assert tapped.ops == graph.ops
     assert names[middle] == "output_0"
     assert {p.name: p.tensor for p in tapped.outputs}[names[inner]] == inner
@@ -126,7 +127,7 @@ def test_edits_leave_the_original_alone_and_share_its_weights(converted: Once, t
     value = np.zeros(graph.tensors[outputs_of(graph, "b0")].shape, np.float32)
     healed = heal(tapped, {outputs_of(graph, "b0"): value})
     assert healed is not None
-    editor = healed.graph.edit()
+    editor = Editor(healed.graph)
     editor.drop_outputs()
     editor.add_output("only", graph.outputs[1].tensor)
     editor.rewire(graph.inputs[0].tensor, graph.outputs[0].tensor)
@@ -178,7 +179,7 @@ def test_regions_that_reach_into_one_another(converted: Once) -> None:
     b0, b1 = outputs_of(graph, "b0"), graph.outputs[0].tensor
     assert graph.shared_insides({"b0": [b0], "b1": [b1]}, [b0, b1]) == {}
     # Let b1 read b0's TANH past its ADD, as the converter does when it moves factors into the next weights.
-    editor = graph.edit()
+    editor = Editor(graph)
     tanh = graph.ops[1].outputs[0]
     editor.subgraph.operators[3].inputs[0] = tanh
     assert editor.graph().shared_insides({"b0": [b0], "b1": [b1]}, [b0, b1]) == {"b1": {"b0": {tanh}}}
@@ -187,7 +188,7 @@ def test_regions_that_reach_into_one_another(converted: Once) -> None:
 def test_a_block_that_reads_only_another_ones_inside_follows_from_it(converted: Once) -> None:
     graph = converted("blocks").graph
     b0, b1 = outputs_of(graph, "b0"), graph.outputs[0].tensor
-    editor = graph.edit()
+    editor = Editor(graph)
     editor.rewire(b0, graph.ops[1].outputs[0])
     taps = [Tap(n, n, n, "Block", 1, "", (4, 16), "float32", TapOrigin.GRAPH, t) for n, t in (("b0", b0), ("b1", b1))]
     outputs = {"output_0": b1, "output_1": graph.outputs[1].tensor}
@@ -253,7 +254,7 @@ def test_there_is_nothing_to_heal_behind_the_last_tensor(converted: Once) -> Non
 
 def test_pruning_drops_what_no_output_needs_and_inputs_nobody_reads(converted: Once, tmp_path: Path) -> None:
     case = converted("arithmetic")
-    editor = case.graph.edit()
+    editor = Editor(case.graph)
     first = case.graph.ops[0].outputs[0]  # x * 1.0001
     editor.drop_outputs()
     editor.add_output("first", first)

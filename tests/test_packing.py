@@ -12,6 +12,7 @@ from small_models import Converted, run_cpu, run_xnnpack
 from bisect_litert.errors import RunnerError
 from bisect_litert.graphs import packing
 from bisect_litert.graphs.cutting import cut
+from bisect_litert.graphs.editor import with_taps
 from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import Graph
 
@@ -31,7 +32,7 @@ def fields(value: object) -> object:
 def test_reads_back_as_what_the_library_writes(converted: Once, tmp_path: Path, name: str) -> None:
     from ai_edge_litert.tools import flatbuffer_utils
 
-    graph, _ = converted(name).graph.with_taps([op.outputs[0] for op in converted(name).graph.ops], copies=True)
+    graph, _ = with_taps(converted(name).graph, [op.outputs[0] for op in converted(name).graph.ops], copies=True)
     packing.write_model(graph.model, tmp_path / "ours.tflite")
     flatbuffer_utils.write_model(graph.model, str(tmp_path / "theirs.tflite"))
     ours, theirs = (flatbuffer_utils.read_model(str(tmp_path / f"{who}.tflite")) for who in ("ours", "theirs"))

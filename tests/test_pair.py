@@ -15,6 +15,7 @@ from torch import nn
 import bisect_litert
 from bisect_litert.errors import ConversionError, InputsError
 from bisect_litert.files import port_matching, tflite_file
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.quantisation import Quantisation
 from bisect_litert.record import Cause, Mark, RunRecord, TapOrigin
@@ -47,7 +48,7 @@ def pair(name: str, file: Path | None = None, **options: Any) -> RunRecord:
 
 def edited(tmp_path: Path, change: Any) -> Path:
     graph = Graph.read(SHIPPED / "litert_torch.tflite")
-    editor = graph.edit()
+    editor = Editor(graph)
     change(graph, editor)
     return editor.graph().write(tmp_path / "edited.tflite")
 

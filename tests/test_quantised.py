@@ -10,6 +10,7 @@ from test_files import bisected
 
 from bisect_litert.files import tflite_file
 from bisect_litert.graphs.dequantised import as_floats, has_integers, is_hybrid, with_real_weights
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.quantisation import Quantisation, unpack_int4
 from bisect_litert.matrix import states
@@ -101,7 +102,7 @@ def test_a_wrong_kernel_in_an_int8_file_is_found(tmp_path: Path) -> None:
 def widened_by_ops(tmp_path: Path) -> Path:
     """A file whose 8-bit weights are widened by DEQUANTIZE ops, as weight-only quantisation leaves them."""
     graph = tflite_file.read(SHIPPED / "keras_dynamic.tflite").graph
-    editor = graph.edit()
+    editor = Editor(graph)
     for t in {t for op in graph.ops for t in op.inputs if graph.tensors[t].constant and graph.tensors[t].quantisation}:
         wide = editor.real_of(t, 0)
         editor.rewire(t, wide, skip=[op for op in editor.subgraph.operators if int(op.outputs[0]) == wide])

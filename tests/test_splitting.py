@@ -12,6 +12,7 @@ from small_models import Converted
 
 from bisect_litert.devices import placement
 from bisect_litert.devices.runners import Runner
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.splitting import MAX_RUNS, PartFailed, Parts
 from bisect_litert.measuring.metrics import compare
@@ -111,7 +112,7 @@ def test_ops_of_both_kinds_that_alternate_too_often_are_left_alone(tmp_path: Pat
     from ai_edge_litert import schema_py_generated as schema
 
     graph = Graph.read(Path(__file__).parent / "data" / "mlp.tflite")
-    editor = graph.edit()
+    editor = Editor(graph)
     last = graph.outputs[0].tensor
     shape = graph.tensors[last].shape
     editor.drop_outputs()

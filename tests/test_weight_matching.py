@@ -15,6 +15,7 @@ import bisect_litert
 from bisect_litert.errors import ConversionError, ExitCode
 from bisect_litert.files.weight_matching import match_weights
 from bisect_litert.graphs.conversion import convert
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.quantisation import Quantisation
 from bisect_litert.record import OTHER_WEIGHTS, Cause, RunRecord
@@ -64,7 +65,7 @@ def rounded(shipped: Path) -> Path:
     from ai_edge_litert import schema_py_generated as schema
 
     graph = Graph.read(shipped)
-    editor = graph.edit()
+    editor = Editor(graph)
     for op in graph.ops:
         if op.type != "FULLY_CONNECTED":
             continue

@@ -8,6 +8,7 @@ import numpy as np
 
 from bisect_litert.bundles.shrinking import Shrinker, Trial
 from bisect_litert.graphs.cutting import compact
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.emulation import Rounding, round_array
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import FP16_MAX
@@ -48,7 +49,7 @@ def without_weights(trial: Trial, shrinker: Shrinker) -> tuple[Trial, str] | Non
         return trial, "it holds none"
     for how, make in WAYS.items():
         rng = np.random.default_rng(0)
-        editor = trial.graph.edit()
+        editor = Editor(trial.graph)
         for t in weights:
             value = trial.graph.constant(t)
             if value is None:

@@ -27,6 +27,7 @@ from bisect_litert.bundles.twinning import Twinner
 from bisect_litert.devices import machines
 from bisect_litert.devices.jobs import JobRunner
 from bisect_litert.errors import BisectError, RunFolderError
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.record import Cause, Culprit, RunRecord
 from bisect_litert.reports import formats, issue
@@ -239,7 +240,7 @@ def _write_tensor(folder: Path, name: str, value: np.ndarray, stem: str, raw: bo
 
 def _renamed(graph: Graph, scrub: Scrubber) -> Graph:
     """The graph with tensor names that name nobody."""
-    editor = graph.edit()
+    editor = Editor(graph)
     for index, tensor in enumerate(graph.tensors):
         name = scrub.text(tensor.name)
         if name != tensor.name:

@@ -29,6 +29,7 @@ from bisect_litert.bundles.reproduction import (
 )
 from bisect_litert.devices.jobs import CRASHED, FAILED, TIMED_OUT, Job, JobResult, JobRunner
 from bisect_litert.graphs.cutting import boundary, compact, cut
+from bisect_litert.graphs.editor import with_taps
 from bisect_litert.graphs.emulation import Rounding, emulate, round_array
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.metrics import FP16_MAX
@@ -301,7 +302,7 @@ class Shrinker:
         graph = trial.graph
         inner = [t for op in graph.ops for t in op.outputs if t in graph.consumers and graph.tensors[t].is_float]
         for copies in (True, False) if inner else ():
-            tapped, _ = graph.with_taps(inner, copies=copies)
+            tapped, _ = with_taps(graph, inner, copies=copies)
             again = self.run(tapped, trial.inputs, trial.tolerance, trial.ops)
             if not again.why and not any(off(again.gpu[name], trial.tolerance) for name in trial.expected):
                 return tapped

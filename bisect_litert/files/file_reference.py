@@ -19,8 +19,9 @@ import numpy as np
 from bisect_litert.devices.jobs import Job, JobResult, JobRunner
 from bisect_litert.errors import RunnerError, UnfitReferenceError
 from bisect_litert.graphs.dequantised import as_floats, has_integers
+from bisect_litert.graphs.editor import FEED_PREFIX
 from bisect_litert.graphs.emulation import Rounding, emulate
-from bisect_litert.graphs.graph import FEED_PREFIX, Graph
+from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import TappedGraph, heal, tap_graph
 from bisect_litert.measuring.metrics import compare
 from bisect_litert.measuring.readings import Tap

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph, Op
 
 Axis = tuple[int, int]
@@ -78,7 +79,7 @@ class Axes:
             start: Where the part that stays begins.
             size: Its size.
         """
-        editor = graph.edit()
+        editor = Editor(graph)
         subgraph = editor.subgraph
         touched = self.tensors(atom)
         for t in dict.fromkeys(t for t, _ in touched):

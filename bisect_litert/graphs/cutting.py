@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bisect_litert.graphs.graph import COPY_SUFFIX, Editor, Graph, Op
+from bisect_litert.graphs.editor import COPY_SUFFIX, Editor
+from bisect_litert.graphs.graph import Graph, Op
 
 INPUT_PREFIX = "in_"
 OUTPUT_PREFIX = "out_"

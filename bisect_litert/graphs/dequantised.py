@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
-from bisect_litert.graphs.graph import Editor, Graph, Op
+from bisect_litert.graphs.editor import Editor
+from bisect_litert.graphs.graph import Graph, Op
 
 _STATEFUL = (
     "LSTM",
@@ -47,7 +48,7 @@ def with_real_weights(graph: Graph) -> Graph:
     weights = dict.fromkeys(_hybrid_weights(graph))
     if not weights:
         return graph
-    editor = graph.edit()
+    editor = Editor(graph)
     _widen(graph, editor, weights, [op for op in graph.ops if _is_hybrid(graph, op)])
     return editor.graph()
 
@@ -62,7 +63,7 @@ def as_floats(graph: Graph) -> Graph:
     touched = [op for op in graph.ops if any(_quantised(graph, t) for t in (*op.inputs, *op.outputs))]
     if any(op.type in _STATEFUL for op in touched):
         return graph
-    editor = graph.edit()
+    editor = Editor(graph)
     weights = dict.fromkeys(
         t for op in touched if op.type != "DEQUANTIZE" for t in op.inputs if _quantised(graph, t) and _fixed(graph, t)
     )

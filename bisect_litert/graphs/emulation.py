@@ -20,7 +20,8 @@ from math import sqrt
 
 import numpy as np
 
-from bisect_litert.graphs.graph import Editor, Graph, Op
+from bisect_litert.graphs.editor import Editor
+from bisect_litert.graphs.graph import Graph, Op
 
 SPLITTER = 2.0**13 + 1
 """Dekker's splitting constant for float32 (24 bits) that leaves the upper 24 - 13 = 11 bits: T. J. Dekker, "A
@@ -67,7 +68,7 @@ def emulate(graph: Graph, rounding: Rounding, tame: Collection[int] = (), only: 
         tame: Tensors known to hold nothing infinite, NaN, or above `SPLIT_LIMIT`; they are rounded with fewer ops.
         only: Round these tensors and no others; None means all.
     """
-    editor = graph.edit()
+    editor = Editor(graph)
     current: dict[int, int] = {}
     """What is read in place of each tensor."""
     for tensor in graph.tensors:

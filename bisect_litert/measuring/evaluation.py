@@ -15,8 +15,9 @@ from bisect_litert.devices.job_queue import JobQueue, result_of
 from bisect_litert.devices.jobs import Job, JobResult
 from bisect_litert.graphs.cutting import with_copies_early
 from bisect_litert.graphs.dequantised import as_floats
+from bisect_litert.graphs.editor import COPY_SUFFIX, FEED_PREFIX, Editor, with_taps
 from bisect_litert.graphs.emulation import Rounding, emulate
-from bisect_litert.graphs.graph import COPY_SUFFIX, FEED_PREFIX, Graph
+from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.readings import Tap, Values
 from bisect_litert.taps.tapper import Layout
 
@@ -261,7 +262,7 @@ def only(tapped: TappedGraph, tensors: Sequence[int]) -> TappedGraph:
     """Drops all taps but some; the model's own outputs stay."""
     names = {t: tapped.names[t] for t in tensors}
     wanted = set(names.values()) | set(tapped.outputs.values())
-    editor = tapped.graph.edit()
+    editor = Editor(tapped.graph)
     ports = tapped.graph.outputs
     editor.drop_outputs()
     for port in ports:
@@ -286,7 +287,7 @@ def merge(parts: Sequence[JobResult], name: str) -> JobResult:
 
 def tap_graph(graph: Graph, tensors: Sequence[int], outputs: Mapping[str, str], *, copies: bool = True) -> TappedGraph:
     """Adds the taps to a graph; the model's own outputs stay as they are."""
-    tapped, names = graph.with_taps(sorted(set(tensors)), copies=copies)
+    tapped, names = with_taps(graph, sorted(set(tensors)), copies=copies)
     return TappedGraph(tapped, names, outputs)
 
 
@@ -313,7 +314,7 @@ def heal(
     read = {t: v for t, v in given.items() if any(op.outputs[0] not in copies for op in graph.consumers.get(t, ()))}
     if not read:
         return None
-    editor = graph.edit()
+    editor = Editor(graph)
     feeds: dict[str, np.ndarray] = {}
     for t, value in read.items():
         name = f"{FEED_PREFIX}{t:05d}"

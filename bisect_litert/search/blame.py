@@ -11,6 +11,7 @@ import numpy as np
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.graphs.cutting import OUTPUT_PREFIX, sinks
 from bisect_litert.graphs.dequantised import as_floats
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import Evaluator, TappedGraph
@@ -215,7 +216,7 @@ class Blamer:
 
 def _ending(graph: Graph, ends: Sequence[int]) -> Graph:
     """What of a graph leads to some tensors; those that it does not compute are left out."""
-    editor = graph.edit()
+    editor = Editor(graph)
     editor.drop_outputs()
     for t in ends:
         if t in graph.producer:

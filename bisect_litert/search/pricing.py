@@ -16,8 +16,9 @@ import numpy as np
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.graphs.cutting import cut
 from bisect_litert.graphs.dequantised import with_real_weights
+from bisect_litert.graphs.editor import FEED_PREFIX, with_taps
 from bisect_litert.graphs.emulation import Rounding, allowance, emulate, round_array
-from bisect_litert.graphs.graph import FEED_PREFIX, Graph, Op
+from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, TappedGraph
 from bisect_litert.measuring.metrics import FP16_UNIT, compare_by_scale, out_of_line
 from bisect_litert.record import Cause, Comparison
@@ -129,7 +130,7 @@ class Pricer:
         wanted = self._floats(t for op in ops for t in (*op.inputs, *op.outputs))
         produced = set(graph.graph.producer)
         missing = [t for t in wanted if t not in graph.names and t in produced]
-        tapped, names = graph.graph.with_taps(missing, copies=copies)
+        tapped, names = with_taps(graph.graph, missing, copies=copies)
         both = TappedGraph(tapped, {**graph.names, **names}, graph.outputs, graph.feeds)
         # A wrong kernel shows in fp32 as well, and there nothing else does.
         control = scene.cause is Cause.WRONG_KERNEL and case.target == GPU and scene.reading.fp32_ran

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bisect_litert.errors import BisectError
+from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.emulation import SPLIT_LIMIT
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.pieces import let_go
@@ -170,7 +171,7 @@ def reexport(
     if len(ports) != len(outputs) + len(keys):
         return None
     own, extra = ports[: len(outputs)], ports[len(outputs) :]
-    editor = graph.edit()
+    editor = Editor(graph)
     editor.drop_outputs()
     for port in own:
         editor.add_output(port.name, port.tensor)
