@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bisect_litert.devices.jobs import NOT_RUN, JobResult
-from bisect_litert.graphs.emulation import Rounding, round_array
 from bisect_litert.measuring import passing
-from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph, heal
-from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale, out_of_line, true_infinities
+from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph
+from bisect_litert.measuring.metrics import FP16_UNIT, compare_by_scale, out_of_line, true_infinities
 from bisect_litert.measuring.readings import OUTPUT, Errors, Runs, Values, build, measure
 from bisect_litert.record import Cause, Culprit, RunName
 from bisect_litert.search.blame import Blamer, Investigation, void
@@ -30,6 +29,7 @@ from bisect_litert.search.culprits import (
     hints_at_range,
     quietly_wrong,
 )
+from bisect_litert.search.feeding import Feeding
 from bisect_litert.verdicts import diagnosis
 
 MAX_ROUNDS = 8
@@ -81,12 +81,7 @@ class _Rounds:
         """In line, and looked at in fp32 all the same."""
         self.merged: set[str] = set()
         """Healed with a culprit whose inner tensors they read, since the two cannot be told apart."""
-        self.regions: dict[str, list[int]] = {}
-        for tap in case.taps:
-            if tap.tensor >= 0:
-                self.regions.setdefault(tap.block, []).append(tap.tensor)
-        self.walls = [t for own in self.regions.values() for t in own]
-        self.entangled = case.original.shared_insides(self.regions, self.walls)
+        self.feeding = Feeding(case)
         self.blamer = Blamer(case)
 
     def run(self) -> Found:
@@ -98,13 +93,13 @@ class _Rounds:
             if targets <= healed:
                 break
             healed = targets
-            further = self._healed_graph(healed)
+            further = self.feeding.graph(healed, self._converted())
             if further is None:  # nothing but outputs lies behind them
                 found.healed_right = True
                 break
             graph = further
             kinds = [CPU, HALF, ROUNDING, *([GPU] if case.target == GPU else [])]
-            given = self._given(healed)
+            given = self.feeding.values(healed)
             results = passing.run(
                 case.evaluator,
                 graph,
@@ -225,7 +220,7 @@ class _Rounds:
 
     def _read(self, graph: TappedGraph, results: dict[str, JobResult], healed: set[str]) -> tuple[list[Reading], Runs]:
         case = self.case
-        given = self._given(healed)
+        given = self.feeding.values(healed)
         errors: dict[str, Errors] = {}
         for kind in (CPU, HALF, ROUNDING, GPU, GPU_FP32):
             if kind not in results or not results[kind].ok:
@@ -251,12 +246,6 @@ class _Rounds:
         judged = runs if case.judges_conversion else replace(runs, cpu=None)
         return build(case.taps, case.owners, judged, case.links, case.fp32_cost, frozenset(given), case.steps), runs
 
-    def _given(self, healed: set[str]) -> dict[str, np.ndarray]:
-        """What healed blocks are given, by tap; a tensor is healed under every name it has, since a view or a dropout
-        behind a culprit hands on the same one."""
-        own = {t.tensor for t in self.case.taps if t.block in healed and t.tensor >= 0}
-        return {t.key: self.case.truth.taps[t.key] for t in self.case.taps if t.tensor in own}
-
     def _keep(self, runs: Runs) -> None:
         named = {RunName.CPU: runs.cpu}
         if self.case.settings.fp32:
@@ -267,29 +256,6 @@ class _Rounds:
                 named[RunName.GPU] = runs.target
         self.found.errors = {name: e for name, e in named.items() if e is not None}
         self.found.rounding = runs.rounding
-
-    def _healed_graph(self, healed: set[str]) -> TappedGraph | None:
-        case = self.case
-        given = {}
-        for tap in case.taps:
-            if tap.block in healed and tap.tensor >= 0 and tap.layout is not None:
-                given[tap.tensor] = tap.layout.from_torch(
-                    case.truth.taps[tap.key], case.original.tensors[tap.tensor].shape
-                )
-        # What others read of a healed block's inside is given to them, too; the block itself is still seen.
-        within: dict[int, frozenset[int]] = {}
-        for others in self.entangled.values():
-            for owner in healed & others.keys():
-                made = frozenset(t for op in case.original.inside(self.regions[owner], self.walls) for t in op.outputs)
-                within |= {t: made for t in others[owner] if self._can_be_given(owner, t)}
-        return heal(case.base, given | {t: case.values[t] for t in within}, within)
-
-    def _can_be_given(self, owner: str, tensor: int) -> bool:
-        """Whether the CPU's value of a tensor inside a block is its true one, and fp16 can hold it."""
-        culprit = self.confirmed.get(owner)
-        converted = culprit is not None and culprit.cause is Cause.CONVERSION
-        value = self.case.values.get(tensor)
-        return not converted and value is not None and value.dtype == np.float32 and self._fits(tensor)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -357,11 +323,16 @@ class _Rounds:
         """
         guilty = self._guilty()
         if number and block not in self.suspects:
-            inner = self.entangled.get(block, {})
-            if any(not self._can_be_given(other, t) for other in guilty & inner.keys() for t in inner[other]):
+            inner = self.feeding.insides_read(block)
+            right = guilty - self._converted()
+            if any(o not in right or not self.feeding.fits_truly(t) for o in guilty & inner.keys() for t in inner[o]):
                 return True
-        shared = {t for other in guilty for t in (*self.regions.get(other, ()), *self._reads(other))}
-        return any(t in shared and not self._fits(t) for t in self._reads(block))
+        shared = {t for other in guilty for t in (*self.feeding.written(other), *self.feeding.reads(other))}
+        return any(t in shared and not self.feeding.fits(t) for t in self.feeding.reads(block))
+
+    def _converted(self) -> set[str]:
+        """Culprits whose inside the CPU has wrong as well."""
+        return {block for block, culprit in self.confirmed.items() if culprit.cause is Cause.CONVERSION}
 
     def _told_already(self, culprit: Culprit) -> str:
         """The culprit that leaves the range at the very op at which another block does: one fault, read past its
@@ -371,18 +342,6 @@ class _Rounds:
         same = (b for b, c in self.confirmed.items() if (c.op, c.cause) == (culprit.op, culprit.cause))
         return next(same, "")
 
-    def _reads(self, block: str) -> frozenset[int]:
-        """The taps and graph inputs a block follows from."""
-        return self.case.original.sources(self.regions.get(block, ()), self.walls)
-
-    def _fits(self, tensor: int) -> bool:
-        """Whether fp16 can hold a tensor's true value."""
-        value = self.case.values.get(tensor)
-        if value is None or value.dtype != np.float32:
-            return True
-        held = compare(reference=value, target=round_array(value, Rounding.HALF))
-        return not out_of_line(held, self.case.settings.output_limit)
-
     def _harmless(self, culprit: Culprit, reading: Reading, readings: Sequence[Reading]) -> bool:
         """Whether a fault counts only if an output suffers.
 
@@ -391,7 +350,7 @@ class _Rounds:
         -1e9 does in front of a softmax. So does all that is wrong with a tensor that only a tap reads.
         """
         local = reading.local
-        if culprit.cause is Cause.PRECISION_LOSS or self._dead_end(culprit.block):
+        if culprit.cause is Cause.PRECISION_LOSS or self.feeding.dead_end(culprit.block):
             return True
         if culprit.cause is Cause.CONVERSION:
             # Another formula for the same function; fp16 costs more.
@@ -409,17 +368,6 @@ class _Rounds:
         return true_infinities(self.case.truth.taps[reading.tap], seen) and not any(
             out_of_line(r.cumulative, self.case.settings.output_limit) for r in behind
         )
-
-    def _dead_end(self, block: str) -> bool:
-        """Whether nothing but taps reads a block's outputs, or its inside: what follows was computed another way.
-
-        The graph that ships has no such tensor. A second conversion has, since it was asked for it, and the converter
-        may still have moved the factor that makes it into the next block's weights.
-        """
-        graph, own = self.case.original, self.regions.get(block, [])
-        ends = {port.tensor for port in graph.outputs}
-        read = any(t in ends or graph.consumers.get(t) for t in own)
-        return bool(own) and not read and not any(block in others for others in self.entangled.values())
 
     def _blame_loss(self, block: str, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
         levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}
