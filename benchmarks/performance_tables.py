@@ -41,12 +41,13 @@ def rivals(rows: Rows) -> str:
     """Of rivals.py."""
     return table(
         ["case", "rival", "probes", "rival s", "named s", "ratio", "without conversion", "all s", "ratio",
-         "rival names", "ours names"],
+         "rival names", "ours names", "`--predict` s"],
         [
             [r["case"], r["how"], str(r["probes"]), f"{r['seconds']:.1f}", f"{r['named']:.1f}",
              f"**{r['ratio_named']:.2f}**", f"{r['ratio_without_conversion']:.2f}", f"{r['ours']:.1f}",
              f"{r['ratio']:.2f}", r["theirs"],
-             f"{r['our_block']}, op {r['our_op']}{'' if r['ours_right'] else ' (wrong)'}"]
+             f"{r['our_block']}, op {r['our_op']}{'' if r['ours_right'] else ' (wrong)'}",
+             f"{r['predicted']:.1f}{'' if r['guess'] == r['fault'] else ' (wrong)'}"]
             for r in rows
         ],
     )  # fmt: skip

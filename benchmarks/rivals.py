@@ -16,9 +16,9 @@ names nothing, so its time is no time to a name. litert_gpu_toolkit's checker is
 Rivals run in our own worker with one LiteRT environment for all probes, which saves them a start a probe, and their
 probes need neither taps nor controls. Of us two times are printed: until the first wrong block is named on the screen,
 which is as much as a rival says in the end, and the whole command with all of its controls, down to op, cause and
-proof. Both sides' conversions are counted, and the first ratio is given without them as well: a rival that is handed a
-.tflite needs none, and neither do we then. Every process runs twice, and the first run, which fills the shader cache,
-is not counted.
+proof. Beside them stands `--predict`, which names faults of fp16's range only, from PyTorch alone. Both sides'
+conversions are counted, and the first ratio is given without them as well: a rival that is handed a .tflite needs none,
+and neither do we then. Every process runs twice, and the first run, which fills the shader cache, is not counted.
 """
 
 from __future__ import annotations
@@ -212,9 +212,11 @@ def ours(depth: int) -> dict[str, Any]:
         seconds = time.perf_counter() - start
         answer.seek(0)
         record = json.load(answer)
+    foretold, guess = measuring.bisect(model_spec(depth), "blocks.*", "--predict")
     lead = record["culprits"][0] if record["culprits"] else {"block": "", "op": -1}
     convert = sum(run["seconds"] for run in record["runs"] if run["name"] == "convert")
     return {"seconds": seconds, "named": named, "name": name, "block": lead["block"], "op": lead["op"],
+            "predicted": foretold.seconds, "guess": guess["culprits"][0]["block"] if guess["culprits"] else "",
             "convert": convert, "ops": sum(b["ops"] for b in record["blocks"]),
             "adapter": record["placement"]["adapter"]}  # fmt: skip
 
@@ -263,15 +265,18 @@ def main() -> None:
             them, us = samples[-1]
             right = {us["block"], us["name"]} == {f"blocks.{fault_of(depth)}"}
             about["adapter"] = us["adapter"]
+            predicted = statistics.median(o["predicted"] for _, o in samples)
             rows.append({"case": case, "how": how, "probes": them["probes"][how], "seconds": theirs, "named": first,
                          "ratio_named": ratio_named, "ratio_without_conversion": bare, "ours": mine, "ratio": ratio,
                          "fault": f"blocks.{fault_of(depth)}", "theirs": them["name"], "our_block": us["block"],
-                         "our_op": us["op"], "ours_right": right, "ops": us["ops"]})  # fmt: skip
+                         "our_op": us["op"], "ours_right": right, "predicted": predicted, "guess": us["guess"],
+                         "ops": us["ops"]})  # fmt: skip
             shown = f"{bare:>10.2f}" if them["convert"] else f"{'':>10}"
             print(
                 f"{case:<9} {how:<10} {them['probes'][how]:>6} {theirs:>7.1f} {first:>7.1f} {ratio_named:>6.2f} "
                 f"{mine:>7.1f} {ratio:>6.2f} {shown}  "
-                f"{them['name']}; ours {us['block']} op {us['op']} of {us['ops']}, {'right' if right else 'WRONG'}",
+                f"{them['name']}; ours {us['block']} op {us['op']} of {us['ops']}, {'right' if right else 'WRONG'}; "
+                f"--predict {us['guess']} in {predicted:.1f} s",
                 flush=True,
             )
     measuring.save(arguments.json, about, rows)
