@@ -121,8 +121,10 @@ def test_what_reads_a_culprits_inside_past_its_end_is_no_culprit(seed: int) -> N
 def test_a_run_that_the_gpu_drops_is_laid_to_the_op_whose_commands_it_refuses() -> None:
     # Two channels to a group: the delegate binds an empty buffer, and the GPU drops the whole run without an error.
     model = chain(nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, groups=3), nn.Conv2d(6, 6, 3, padding=1))
-    record = on_gpu(model, numbers(1, 6, 8, 8))
+    told: list[Progress] = []
+    record = on_gpu(model, numbers(1, 6, 8, 8), on_progress=told.append)
     assert found(record) == [("1", Cause.WRONG_KERNEL)]
+    assert not any(p.found for p in told)  # at first sight every block is wrong
     (culprit,) = record.culprits
     assert "refuses" in culprit.evidence[0]
     assert "every output is right" in culprit.proof[0]

@@ -150,7 +150,8 @@ class _Rounds:
     def _tell_first(self, readings: Sequence[Reading]) -> None:
         settings = self.case.settings
         first = next((r for r in readings if not r.output and faulty(r, settings)), None)
-        if first is not None:
+        # Of a run that wrote nothing no block tells anything.
+        if first is not None and not void(self.found.values.get(self.case.target)):
             self.case.say(diagnosis.first_look(first, settings, self.case.target))
 
     def _guilty(self) -> set[str]:
