@@ -50,7 +50,7 @@ from bisect_litert.subjects import Located, Subject, Workplace
 from bisect_litert.taps import tapping
 from bisect_litert.taps.gate import choose_taps
 from bisect_litert.verdicts.confidence import Circumstances
-from bisect_litert.verdicts.judging import Findings, judge, settle_death, settle_invalid, settle_taps
+from bisect_litert.verdicts.judging import Findings, judge, log_findings, settle_death, settle_invalid, settle_taps
 
 _STAND_IN = {False: "The emulated fp16 run", True: "The run on the CPU"}
 
@@ -135,6 +135,12 @@ class Bisection:
         self.known.add_run(name, seconds, detail=detail)
         if detail:
             self.tell(Progress(name, state="info", detail=detail))
+
+    def _say_first(self, found: str) -> None:
+        """Says which block is wrong at first sight, unless the taps or the GPU made it all up."""
+        choice, seen = self.known.choice, log_findings(self.known)
+        if (choice is None or choice.agrees) and not (seen and seen[0].validation_errors):
+            self.tell(Progress("search", found=found))
 
     def _work(self, place: Workplace) -> None:
         plain = self.known.plain = self.subject.graph(place)
@@ -258,7 +264,7 @@ class Bisection:
                 values=tapped.values,
                 settings=self.settings,
                 target=self.known.target,
-                say=lambda found: self.tell(Progress("search", found=found)),
+                say=self._say_first,
                 first=cpu,
                 measured=self.measured,
             )
