@@ -87,7 +87,16 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         disk.plot(x, [row["disk"] / 1024 for row in mine], "o-")
         for axis, name in ((time, "seconds"), (memory, "GB of memory"), (disk, "GB of temporary files")):
             axis.set_xscale("log")
-            axis.set_ylim(bottom=0)
+            axis.set_xticks(x, [f"{value:g}" if value < 1e4 else f"{value:.0e}".replace("e+0", "e") for value in x])
+            axis.minorticks_off()
+            if axis is memory:
+                axis.set_ylim(bottom=0)
+            else:  # what grows in proportion is as steep as this line
+                axis.set_yscale("log")
+                lowest = min(line.get_ydata()[0] for line in axis.lines)
+                axis.plot(
+                    x, [lowest * value / x[0] for value in x], color="grey", lw=0.8, ls=":", label="in proportion"
+                )
             axis.grid(alpha=0.3)
             if column == 0:
                 axis.set_ylabel(name)
