@@ -93,10 +93,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 axis.set_ylim(bottom=0)
             else:  # what grows in proportion is as steep as this line
                 axis.set_yscale("log")
-                lowest = min(line.get_ydata()[0] for line in axis.lines)
-                axis.plot(
-                    x, [lowest * value / x[0] for value in x], color="grey", lw=0.8, ls=":", label="in proportion"
-                )
+                first = axis.lines[0].get_ydata()[0]
+                axis.plot(x, [first * value / x[0] for value in x], color="grey", lw=0.8, ls=":", label="in proportion")
             axis.grid(alpha=0.3)
             if column == 0:
                 axis.set_ylabel(name)
