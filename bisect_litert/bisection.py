@@ -146,9 +146,7 @@ class Bisection:
         plain = self.known.plain = self.subject.graph(place)
         self.known.artefact = _file(plain.file)
         self.known.definition = _file(self.subject.path)
-        taps = [value.nbytes for value in self.known.truth.taps.values()] if self.known.truth is not None else []
-        tensors = sum(4 * plain.tensors[t].size for op in plain.ops for t in op.outputs)
-        room.check(place.folder, room.needed(taps, tensors, self.request.tap_memory))
+        room.check(place.folder, plain, self.known.truth, self.request.tap_memory)
         inputs = self.subject.feed(plain)
         early = None
         if not self.request.no_gpu:  # it runs while the taps are looked for

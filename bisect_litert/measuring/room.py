@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bisect_litert.errors import DiskFullError
+from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import STRETCHES
+from bisect_litert.measuring.readings import Forward
 
 
 def needed(taps: Sequence[int], tensors: int, budget: int) -> int:
@@ -26,13 +28,21 @@ def needed(taps: Sequence[int], tensors: int, budget: int) -> int:
     return looked_at + kept
 
 
-def check(folder: Path, need: int) -> None:
-    """Looks whether a folder has room.
+def check(folder: Path, graph: Graph, truth: Forward | None, budget: int) -> None:
+    """Looks whether a folder has room for the runs of a graph.
+
+    Args:
+        folder: Where the files go.
+        graph: The graph without taps.
+        truth: The reference at the taps, if it is known yet.
+        budget: Bytes of taps that one run may return.
 
     Raises:
         DiskFullError: It has not.
     """
-    free = shutil.disk_usage(folder).free
+    taps = [value.nbytes for value in truth.taps.values()] if truth is not None else []
+    tensors = sum(4 * graph.tensors[t].size for op in graph.ops for t in op.outputs)
+    need, free = needed(taps, tensors, budget), shutil.disk_usage(folder).free
     if need > free:
         raise DiskFullError(
             f"The runs need about {need / 1e9:.1f} GB of temporary files, and {folder.parent} has {free / 1e9:.1f} GB."
