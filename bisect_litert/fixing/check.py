@@ -77,8 +77,9 @@ def check(loaded: LoadedModel, source: str, work: Path, *, time_limit: float = 3
     if not result.ok:
         detail = f"{result.status}: {result.detail}"
         return Check(torch.torch32, torch.torch64, nan, False, detail, torch.own, torch.off, torch.complaint)
+    terms = truth.terms
     errors = [
-        compare(reference=wanted, target=np.asarray(result.outputs[port.name]), terms=truth.terms.get(label, 0.0))
+        compare(reference=wanted, target=np.asarray(result.outputs[port.name]), terms=terms.get(label, 0.0))
         for (label, wanted), port in zip(truth.single.items(), graph.outputs, strict=True)
         if graph.tensors[port.tensor].is_float
     ]

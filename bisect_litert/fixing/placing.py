@@ -51,11 +51,9 @@ def keep_off(
         result = runner.run([Job(name, path, "gpu+cpu", inputs, env=env)])[name]
         error = nan
         if result.ok:
-            pairs = zip(truth.single.items(), graph.outputs, strict=True)
+            pairs, terms = zip(truth.single.items(), graph.outputs, strict=True), truth.terms
             parts = [
-                compare(
-                    reference=wanted, target=np.asarray(result.outputs[port.name]), terms=truth.terms.get(label, 0.0)
-                )
+                compare(reference=wanted, target=np.asarray(result.outputs[port.name]), terms=terms.get(label, 0.0))
                 for (label, wanted), port in pairs
                 if graph.tensors[port.tensor].is_float
             ]
