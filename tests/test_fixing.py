@@ -42,7 +42,14 @@ def run(module: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path) -> tu
 
 
 @pytest.mark.parametrize("name", ["rms-norm", "scale-tracking", "constant-operand"])
-def test_an_example_is_fixed_and_the_saved_file_holds(name: str, tmp_path: Path) -> None:
+def test_an_example_is_fixed_and_the_saved_file_holds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))  # for processes it starts
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     fixed, request = run(*load(name), tmp_path)
     (culprit,) = fixed.record.culprits
     assert culprit.outcome is Outcome.FIXED
@@ -60,6 +67,7 @@ def test_an_example_is_fixed_and_the_saved_file_holds(name: str, tmp_path: Path)
     found = check(preparation.prepare(module, inputs), source, tmp_path / "check")
     assert found.right(1e-2)
     assert not check(preparation.prepare(module, inputs), "def apply(m):\n    return m\n", tmp_path / "no").right(1e-2)
+    assert list(temporary.glob("bisect-litert*")) == []
 
 
 def test_what_comes_right_with_the_cure_of_another_is_fixed(tmp_path: Path) -> None:

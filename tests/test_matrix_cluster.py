@@ -41,7 +41,14 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "scheduler.json"
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s"}
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.temporary),
+            "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s",
+        }
         self.scheduler = self.start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
         self.workers = [self.add_worker() for _ in range(2)]
 
@@ -130,6 +137,7 @@ def test_a_worker_that_dies_loses_nothing_and_nothing_runs_twice(tmp_path: Path,
     assert counts == {f"slow{n}": 2 if f"slow{n}" == interrupted else 1 for n in range(6)}
     for cell in done:
         assert (out / cell.folder / "cell.log").is_file()
+    assert list(running.temporary.glob("*.json")) == []  # not even of the worker that was killed
     # And the next run has nothing left to do, on the cluster or here.
     done.clear()
     run_matrix(asked, Wishes(out), lambda cell, *_: done.append(cell))

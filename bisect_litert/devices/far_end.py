@@ -275,6 +275,7 @@ class FarEnd:
             self._worker = subprocess.Popen(
                 [sys.executable, str(script), "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=stderr, start_new_session=True, bufsize=0,
+                env={"XDG_RUNTIME_DIR": str(self._session), **os.environ},  # one it made would stay if it is killed
             )  # fmt: skip
         threading.Thread(target=self._hear, args=(self._worker,), daemon=True).start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -58,10 +59,13 @@ def seconds(runs: Mapping[str, Timing], inputs: Mapping[str, np.ndarray], work: 
     }
     path = work / "stopwatch.json"
     path.write_text(json.dumps(request), encoding="utf-8")
+    runtime = work / "runtime"  # Vulkan drivers want a folder only its owner can read
+    runtime.mkdir(mode=0o700, exist_ok=True)
     try:
         answer = subprocess.run(
-            [sys.executable, str(_SCRIPT), str(path)], capture_output=True, text=True, timeout=10 * BUDGET
-        )
+            [sys.executable, str(_SCRIPT), str(path)], capture_output=True, text=True, timeout=10 * BUDGET,
+            env={"XDG_RUNTIME_DIR": str(runtime), **os.environ},
+        )  # fmt: skip
         measured = json.loads(answer.stdout.strip().splitlines()[-1])["seconds"]
     except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError):
         return {}

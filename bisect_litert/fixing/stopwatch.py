@@ -103,10 +103,6 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: stopwatch.py REQUEST.json", file=sys.stderr)
         return 2
-    if "XDG_RUNTIME_DIR" not in os.environ:
-        import tempfile
-
-        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="bisect-litert-")
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         found = measure(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))

@@ -59,7 +59,9 @@ def main(path: str) -> None:
     """Runs the cells of an errand in order and stops where a failure holds for the rest as well."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    errand: Errand = json_converter().structure(json.loads(Path(path).read_text(encoding="utf-8")), Errand)
+    said = Path(path).read_text(encoding="utf-8")
+    Path(path).unlink()  # here, since who wrote it may be killed
+    errand: Errand = json_converter().structure(json.loads(said), Errand)
     os.chdir(errand.folder)
     started, read = time.monotonic(), ReadFiles()
     for target, place in zip(errand.targets, errand.places, strict=True):
