@@ -50,7 +50,7 @@ def fp32_costs(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], seed:
     from bisect_litert.models import blocks, model_file
     from bisect_litert.models.reference import TorchReference
 
-    loaded = model_file.prepare(model, dict(inputs), seed, label="healthy")
+    loaded = model_file.prepare(model, dict(inputs), label="healthy")
     reference = TorchReference(loaded.module, loaded.args, loaded.kwargs, blocks.select(loaded.module, PATTERNS), seed)
     truth, double = reference.run(), reference.run64()
     forced = reference.force64(truth.taps) if double else None

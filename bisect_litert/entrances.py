@@ -57,11 +57,9 @@ def bisect_subject(subject: Subject, request: BisectRequest, on_progress: OnProg
         drawer.close()
 
 
-def bisect_loaded(
-    loaded: model_file.LoadedModel, request: BisectRequest, on_progress: OnProgress = lambda _: None
-) -> RunRecord:
+def bisect_loaded(loaded: model_file.LoadedModel, request: BisectRequest) -> RunRecord:
     """Bisects a model that is loaded already, into `request.out`; raises as `run_bisection` does."""
-    return Bisection(of_module(loaded, request), request, on_progress).run()
+    return Bisection(of_module(loaded, request), request, lambda _: None).run()
 
 
 def bisect(
@@ -99,5 +97,5 @@ def bisect(
         request = BisectRequest(model=label, blocks=patterns, out=Path(out), **options)
         machines.check(request)
         run_folder.check(request.out or Path(), request.force)
-        loaded = model_file.prepare(model, inputs, request.seed, label=label)
+        loaded = model_file.prepare(model, inputs, label=label)
         return Bisection(of_module(loaded, request), request, on_progress).run()

@@ -183,7 +183,7 @@ def test_a_list_with_a_forward_of_its_own_is_one() -> None:
 
 
 def rows(module: nn.Module, patterns: Sequence[str] = ()) -> dict[str, tuple[str, int, tuple[str, ...], bool]]:
-    found = list_blocks(prepare(module, torch.ones(1, 4), 0), patterns)
+    found = list_blocks(prepare(module, torch.ones(1, 4)), patterns)
     return {row.name: (row.class_name, row.calls, row.shapes, row.selected) for row in found}
 
 
@@ -208,11 +208,11 @@ def test_rows_count_calls_and_follow_the_patterns() -> None:
 
 def test_listing_leaves_the_model_as_it_was() -> None:
     module = Bert()
-    list_blocks(prepare(module, torch.ones(1, 4), 0))
+    list_blocks(prepare(module, torch.ones(1, 4)))
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
 def test_a_forward_that_fails() -> None:
     with pytest.raises(InputsError, match="shapes cannot be multiplied") as caught:
-        list_blocks(prepare(Bert(), torch.ones(1, 3), 0))
+        list_blocks(prepare(Bert(), torch.ones(1, 3)))
     assert "test_blocks.py" in caught.value.detail

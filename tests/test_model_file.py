@@ -170,13 +170,13 @@ def test_what_the_file_prints_is_not_our_answer(tmp_path: Path, capsys: pytest.C
 
 def test_train_mode_is_tested_in_eval_on_a_copy(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
-    loaded = prepare(module, torch.ones(1, 2), 0)
+    loaded = prepare(module, torch.ones(1, 2))
     assert module.training
     assert not any(part.training for part in loaded.module.modules())
     assert loaded.module[0].weight is module[0].weight
     assert "train mode" in loaded.notes[0]
     assert loaded.label == "Sequential"
-    again = prepare(loaded.module, torch.ones(1, 2), 0)
+    again = prepare(loaded.module, torch.ones(1, 2))
     assert again.module is loaded.module
     assert again.notes == ()
 
@@ -184,7 +184,7 @@ def test_train_mode_is_tested_in_eval_on_a_copy(tmp_path: Path) -> None:
 def test_one_part_in_train_mode_is_named() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval()
     module[1].train()
-    assert "(1)" in prepare(module, torch.ones(1, 2), 0).notes[0]
+    assert "(1)" in prepare(module, torch.ones(1, 2)).notes[0]
 
 
 # Bad input: what happened, and what to do next.
@@ -318,7 +318,7 @@ def test_integers_and_bools_are_fine() -> None:
         def forward(self, ids: torch.Tensor, keep: torch.Tensor, n: int) -> torch.Tensor:
             return ids * keep * n
 
-    loaded = prepare(Pick().eval(), (torch.tensor([1]), torch.tensor([True]), 3), 0)
+    loaded = prepare(Pick().eval(), (torch.tensor([1]), torch.tensor([True]), 3))
     assert loaded.args[2] == 3
 
 

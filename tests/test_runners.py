@@ -293,7 +293,7 @@ def test_an_answer_about_tensors_is_not_trusted(tmp_path: Path, entry: dict[str,
     held = {"file": "j/tensors.bin", "offset": 0, "shape": [4], "dtype": "float32"}
     answer = {
         "status": "ok", "error": "", "outputs": {}, "tensors": {"3": {**held, **entry}},
-        "seconds": {"compile": 0.0, "run": 0.0}, "fell_back": False, "fully_accelerated": None,
+        "seconds": {"compile": 0.0, "run": 0.0}, "fell_back": False,
     }  # fmt: skip
     (tmp_path / "response.json").write_text(json.dumps(answer))
     result = read_result(Job("j", tmp_path / "m", "interpreter", {}), tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small_models import Converted, run_cpu
 
 from bisect_litert.graphs.graph import Op, Tensor
-from bisect_litert.taps.tapper import Layout, Partner, find_partner
+from bisect_litert.taps.tapper import Finder, Layout, Partner
 
 Once = Callable[[str], Converted]
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def find(
 ) -> Partner | None:
     graph = FakeGraph(named, **more)
     values = dict(enumerate(named.values()))
-    return find_partner(value, module, graph, values, tolerance)  # type: ignore[arg-type]
+    return Finder(graph, values).find(value, module, tolerance)  # type: ignore[arg-type]
 
 
 def chosen(value: np.ndarray, module: str, named: Mapping[str, np.ndarray], tolerance: float = 1e-5) -> str | None:
@@ -128,7 +128,7 @@ def test_what_is_no_partner(other: np.ndarray) -> None:
 
 def test_constants_and_tensors_without_a_value_are_no_partners() -> None:
     assert find(X, "b", {"in": X[:1], "x": X}, constants=("x",)) is None
-    assert find_partner(X, "b", FakeGraph({"in": X[:1], "x": X}), {}, 1e-5) is None  # type: ignore[arg-type]
+    assert Finder(FakeGraph({"in": X[:1], "x": X}), {}).find(X, "b", 1e-5) is None  # type: ignore[arg-type]
 
 
 def test_the_same_infinities_are_equal_and_others_are_not() -> None:
@@ -222,14 +222,14 @@ def test_nhwc_in_a_converted_graph(converted: Once, tmp_path: Path) -> None:
     values = run_cpu(case.graph, case.inputs, tmp_path).tensors
     with torch.no_grad():
         value = torch.relu(case.module.c0(*case.args)).numpy()
-    found = find_partner(value, "c0", case.graph, values, 1e-5)
+    found = Finder(case.graph, values).find(value, "c0", 1e-5)
     assert found is not None
     assert case.graph.producer[found.tensor].type == "CONV_2D"
     assert found.layout.describe(case.graph.tensors[found.tensor].shape) == "permute 0,2,3,1"
     np.testing.assert_allclose(found.layout.to_torch(values[found.tensor]), value, rtol=1e-5, atol=1e-6)
     # Before the activation there is no such tensor: it was fused.
     with torch.no_grad():
-        assert find_partner(case.module.c0(*case.args).numpy(), "c0", case.graph, values, 1e-5) is None
+        assert Finder(case.graph, values).find(case.module.c0(*case.args).numpy(), "c0", 1e-5) is None
 
 
 def test_every_block_of_a_converted_graph_is_found(converted: Once, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_every_block_of_a_converted_graph_is_found(converted: Once, tmp_path: Pa
     with torch.no_grad():
         for name in ("b0", "b1", "b2"):
             x = getattr(case.module, name)(x)
-            found = find_partner(x.numpy(), name, case.graph, values, 1e-5)
+            found = Finder(case.graph, values).find(x.numpy(), name, 1e-5)
             assert found is not None
             ends.append(case.graph.producer[found.tensor].index)
     assert ends == [2, 5, 8]

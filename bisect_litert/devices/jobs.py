@@ -65,10 +65,6 @@ class JobResult:
     compile_seconds: float = math.nan
     fell_back: bool = False
     """The GPU alone refused, and GPU and CPU together ran."""
-    refused_alone: str = ""
-    """What the runtime said when the GPU alone refused."""
-    fully_accelerated: bool | None = None
-    """The runtime's own claim, which is no evidence: it can be true with no op on the GPU."""
     adapter_line: str = ""
     """The log line that names the GPU; a process prints it once, so it may come from an earlier job's log."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -142,8 +138,6 @@ def read_result(job: Job, folder: Path) -> JobResult:
             seconds=float(seconds["compile"]) + float(seconds["run"]),
             compile_seconds=float(seconds["compile"]),
             fell_back=bool(answer["fell_back"]),
-            refused_alone=str(answer.get("refused_alone", "")),
-            fully_accelerated=answer["fully_accelerated"],
             adapter_line=str(answer.get("adapter_line", "")),
             versions={str(name): str(value) for name, value in (answer.get("versions") or {}).items()},
             lacks=tuple(map(str, answer.get("lacks", ()))),

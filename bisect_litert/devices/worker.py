@@ -326,7 +326,6 @@ class Worker:
             "seconds": {"compile": 0.0, "run": 0.0},
             "fell_back": False,
             "refused_alone": "",
-            "fully_accelerated": None,
             "adapter_line": "",
             "versions": self._versions,
             "lacks": [],
@@ -373,8 +372,6 @@ class Worker:
             raise
         runtime.notice(log)
         answer["seconds"]["compile"] = time.perf_counter() - start
-        if hasattr(model, "is_fully_accelerated"):
-            answer["fully_accelerated"] = bool(model.is_fully_accelerated())
         start = time.perf_counter()
         try:
             for left in reversed(range(_READS)):

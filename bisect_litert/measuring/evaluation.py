@@ -82,9 +82,7 @@ class Evaluator:
         self._running: dict[tuple[str, int], tuple[TappedGraph, Running]] = {}
         self.results: list[JobResult] = []
 
-    def ahead(
-        self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "", env: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def ahead(self, tapped: TappedGraph, kinds: Sequence[str], suffix: str = "") -> None:
         """Starts runs that `run` is certain to be asked for later; it then only waits for them.
 
         Those whose taps exceed the memory budget are left to it.
@@ -92,7 +90,7 @@ class Evaluator:
         if len(self.parts(tapped)) == 1:
             for kind in kinds:
                 # With the graph, so that no other one gets its id.
-                self._running[kind + suffix, id(tapped)] = tapped, self._start(tapped, kind, suffix, env)
+                self._running[kind + suffix, id(tapped)] = tapped, self._start(tapped, kind, suffix, {})
 
     def adopt(self, tapped: TappedGraph, kind: str, suffix: str, running: Running) -> None:
         """Takes over a run that was started before there was an evaluator, as `ahead` would have."""

@@ -38,26 +38,23 @@ class LoadedModel:
     """The torch.export program that the module was made of; None for a module of the user's own."""
 
 
-def prepare(module: Any, inputs: Any, seed: int = 0, *, label: str = "", notes: tuple[str, ...] = ()) -> LoadedModel:
+def prepare(module: Any, inputs: Any, *, label: str = "") -> LoadedModel:
     """Normalises the inputs, puts a model that is in train mode into eval (on a copy), and checks that both are usable.
 
     Args:
         module: The model.
         inputs: A tensor, a tuple or list of positional arguments, or a mapping of keyword arguments. Numpy arrays
             become tensors.
-        seed: Kept for callers that build inputs; nothing here is random.
         label: How reports call the model; its class name if empty.
-        notes: Notes to keep in front of those made here.
 
     Raises:
         ModelFileError: `module` is not an nn.Module.
         InputsError: The inputs do not fit the forward's parameters.
         UnfitReferenceError: NaN, infinite or unsupported values or dtypes.
     """
-    del seed
     module = check_module(module, "The model")
     args, kwargs = normalise(inputs)
-    return assemble(module, args, kwargs, label or type(module).__name__, notes)
+    return assemble(module, args, kwargs, label or type(module).__name__)
 
 
 def assemble(

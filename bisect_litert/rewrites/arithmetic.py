@@ -178,14 +178,14 @@ def largest(a: Value, axes: Axes, *, keepdim: bool = True) -> Value:
     return Value(a.stored.amax(tuple(axes), keepdim=keepdim), a.exponent)
 
 
-def below_maximum(a: Value, axis: int, floor: float | None) -> Traced:
-    """Returns a - max(a) along an axis as it is, at least `floor` if one is given.
+def below_maximum(a: Value, axis: int, floor: float) -> Traced:
+    """Returns a - max(a) along an axis as it is, at least `floor`.
 
     The difference is taken before it is scaled back, and what lies under the floor is cut off before that, so that
     nothing on the way passes fp16's range.
     """
     rest = a.stored - a.stored.amax((axis,), keepdim=True)
-    if floor is not None and peak_of(rest.values) > -floor * 2.0**-a.exponent:
+    if peak_of(rest.values) > -floor * 2.0**-a.exponent:
         rest = rest.clamp(min=floor * 2.0**-a.exponent)
     return true(Value(rest, a.exponent), "a difference of logits")
 

@@ -91,13 +91,3 @@ def axes_of(op: Op, key: str = "dim") -> tuple[int, ...] | None:
     if axes is None or (isinstance(axes, (list, tuple)) and not axes):
         return None
     return (axes,) if isinstance(axes, int) else tuple(axes)
-
-
-def is_value(thing: Any) -> bool:
-    """Whether an operand is a tensor."""
-    return isinstance(thing, Value)
-
-
-def plain_number(thing: Any) -> float | None:
-    """Returns a Python number operand, None for a tensor."""
-    return None if isinstance(thing, (Value, torch.Tensor)) else float(thing)

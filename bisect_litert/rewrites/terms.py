@@ -209,10 +209,6 @@ class Book:
             total = total.expand(*shape)
         return total
 
-    def is_whole(self, names: Iterable[str]) -> bool:
-        """Whether tensors hold whole numbers only."""
-        return self.whole.issuperset(names)
-
 
 def steady(terms: Terms, book: Book, axes: Sequence[int], rank: int) -> tuple[Terms, bool]:
     """Leaves out terms that are the same all along some axes, and the offset: what a function that does not care for

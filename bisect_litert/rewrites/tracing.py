@@ -59,11 +59,6 @@ class Traced(fx.Proxy):
         def __truediv__(self, other: Any) -> Traced: ...
         def __getitem__(self, index: Any) -> Traced: ...
 
-    def because(self, why: str) -> Traced:
-        """Puts a comment on the line that makes it."""
-        self.node.meta[WHY] = why
-        return self
-
     def named(self, name: str) -> Traced:
         """Calls it `name` in the source, or a name like it where that one is taken."""
         self.node._rename(name)

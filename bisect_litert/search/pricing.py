@@ -104,7 +104,7 @@ class Pricer:
             seen, jobs = self._target_values(scene, ops, copies)
             if seen is None:
                 continue
-            forced, chained, more = self._cpu_values(scene, ops, seen)
+            forced, chained, more = self._cpu_values(ops, seen)
             jobs += more
             if forced is None:
                 return None
@@ -162,7 +162,7 @@ class Pricer:
         return [t for t in dict.fromkeys(tensors) if graph.tensors[t].is_real and t in graph.computed]
 
     def _cpu_values(
-        self, scene: Scene, ops: Sequence[Op], seen: Mapping[int, np.ndarray]
+        self, ops: Sequence[Op], seen: Mapping[int, np.ndarray]
     ) -> tuple[dict[int, np.ndarray] | None, dict[int, np.ndarray], list[JobResult]]:
         """The CPU's result of every op at the target's operands, and of the whole block at the target's inputs."""
         made = self._floats(t for op in ops for t in op.outputs)
@@ -224,7 +224,7 @@ class Pricer:
             )
             prices.append(replace(base, local=local, wrong=wrong))
         if scene.cause is Cause.PRECISION_LOSS:
-            prices = self._contributions(scene, prices, seen, chained, ends)
+            prices = self._contributions(prices, seen, chained, ends)
         guilty = self._guilty(scene, prices)
         return Priced(tuple(prices), guilty, jobs=tuple(jobs))
 
@@ -255,7 +255,6 @@ class Pricer:
 
     def _contributions(
         self,
-        scene: Scene,
         prices: list[OpPrice],
         seen: Mapping[int, np.ndarray],
         chained: Mapping[int, np.ndarray],

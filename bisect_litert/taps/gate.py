@@ -35,8 +35,6 @@ class Choice:
     """Whether anything ran on a GPU."""
     why_not: str = ""
     untapped: Values | None = None
-    rung: str = "copies"
-    """"copies", "raw" or "none": how the believed taps leave the graph."""
     agrees: bool = True
     """Whether the believed run and the untapped one show the same outputs."""
     trouble: str = ""
@@ -106,7 +104,6 @@ def choose_taps(
             choice,
             graph=raw,
             gpu={GPU: second},
-            rung="raw",
             trouble=f"Copying the tapped tensors {said}; they are exposed themselves instead.",
         )
     if not first.ok:
@@ -180,7 +177,7 @@ def _batched(gate: _Gate, tapped: Tapping, copies: TappedGraph, choice: Choice, 
     results = (*choice.results, *gate.results)
     how = f"{first.status}: {first.detail}"
     if merged is None:
-        return replace(choice, gpu={}, results=results, rung="none", trouble=f"No tapped run worked: {how}.")
+        return replace(choice, gpu={}, results=results, trouble=f"No tapped run worked: {how}.")
     gate.evaluator.keep_apart(taken)
     kept = [t for batch in taken for t in batch]
     lost = tuple(dict.fromkeys(t.block for t in tapped.taps if t.tensor in copies.names and t.tensor not in kept))

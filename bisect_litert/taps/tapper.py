@@ -123,13 +123,6 @@ class Finder:
         return _last(chosen, graph) if best else _first(chosen, graph)
 
 
-def find_partner(
-    value: np.ndarray, module: str, graph: Graph, values: Mapping[int, np.ndarray], tolerance: float
-) -> Partner | None:
-    """Finds one tensor; see `Finder.find`."""
-    return Finder(graph, values).find(value, module, tolerance)
-
-
 def same_value(value: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
     """Whether two tensors hold one value, up to a permutation of axes and a reshape."""
     if other.size != value.size or other.dtype.kind != value.dtype.kind:

@@ -16,6 +16,8 @@ MOST_BINS = 512
 """Positions along an axis that are told apart; longer axes are binned."""
 MOST_SLICES = 1 << 20
 WORST = 12
+HEAT_CELLS = 16, 64
+"""Most rows and columns of the heat map."""
 LOW_EXPONENT, HIGH_EXPONENT = -40, 40
 """Powers of two that the histogram tells apart; what lies beyond is counted in the outer bins."""
 
@@ -104,7 +106,6 @@ def read_facts(
     pair: TensorPair,
     on_progress: Callable[[float], None] = lambda share: None,
     stopped: Callable[[], bool] = lambda: False,
-    cells: tuple[int, int] = (16, 64),
     truth: str = "torch",
 ) -> PairFacts | None:
     """Reads both tensors once, and the worst slice once more.
@@ -113,7 +114,6 @@ def read_facts(
         pair: The two files.
         on_progress: Told the share that is done.
         stopped: Asked between pieces; the result is None once it says so.
-        cells: Most rows and columns of the heat map.
         truth: What to call the reference.
 
     Raises:
@@ -128,7 +128,7 @@ def read_facts(
         total.add(reference, target, start)
         done += reference.size
         on_progress(done / size)
-    heat = _heat(pair, total, cells) if size > 1 and 0 not in pair.shape else None
+    heat = _heat(pair, total) if size > 1 and 0 not in pair.shape else None
     return PairFacts(
         shape=pair.shape,
         reference=total.sides[0].facts(),
@@ -308,11 +308,11 @@ class _Total:
         return first.index[: len(lead)] if first else (0,) * len(lead)
 
 
-def _heat(pair: TensorPair, total: _Total, cells: tuple[int, int]) -> HeatMap | None:
+def _heat(pair: TensorPair, total: _Total) -> HeatMap | None:
     shape = pair.shape
     lead = total.worst_slice() if len(shape) > 2 else ()
     height, width = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[0])
-    down, across = ceil(height / cells[0]), ceil(width / cells[1])
+    down, across = ceil(height / HEAT_CELLS[0]), ceil(width / HEAT_CELLS[1])
     rows, columns = np.arange(0, height, down), np.arange(0, width, across)
     level, zeroed = np.zeros((rows.size, columns.size)), np.ones((rows.size, columns.size), bool)
     side = total.sides[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect_litert.rewrites.handlers import Op
+from bisect_litert.rewrites.tracing import WHY
 from bisect_litert.rewrites.values import Value
 
 
@@ -13,5 +14,5 @@ def told(op: Op, result: Value) -> Value:
         way = "times smaller" if result.exponent > 0 else "times larger"
         why = f"stored 2^{abs(result.exponent)} {way}, it reaches {size}"
         op.change(f"{op.name} is {why}", result.exponent)
-        result.stored.node.meta.setdefault("why", why)
+        result.stored.node.meta.setdefault(WHY, why)
     return result
