@@ -35,7 +35,7 @@ from bisect_litert.record import (
 )
 from bisect_litert.records import environment, keeping
 from bisect_litert.search.culprits import Reading, amplification, leaves_range
-from bisect_litert.search.healing import Found
+from bisect_litert.search.standing import Found
 from bisect_litert.verdicts.judging import Findings, block_ops, log_findings, place
 from bisect_litert.wording import some_of
 

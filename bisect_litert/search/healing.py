@@ -7,60 +7,30 @@ follows a suspect is believed only at healed inputs, and what shows only there i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from bisect_litert.devices.jobs import NOT_RUN, JobResult
 from bisect_litert.measuring import passing
 from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph
-from bisect_litert.measuring.metrics import FP16_UNIT, compare_by_scale, out_of_line, true_infinities
-from bisect_litert.measuring.readings import OUTPUT, Errors, Runs, Values, build, measure
+from bisect_litert.measuring.metrics import out_of_line, true_infinities
+from bisect_litert.measuring.readings import OUTPUT, Errors, Runs, build, measure
 from bisect_litert.record import Cause, Culprit, RunName
 from bisect_litert.search.blame import Blamer, Investigation, void
 from bisect_litert.search.culprits import (
     Reading,
     Upstream,
-    amplification,
     asks_for_fp32,
     faulty,
     find_faults,
-    find_loss,
     hints_at_range,
     quietly_wrong,
 )
 from bisect_litert.search.feeding import Feeding
+from bisect_litert.search.outputs import Outputs
+from bisect_litert.search.standing import Found, Standing
 from bisect_litert.verdicts import diagnosis
 
 MAX_ROUNDS = 8
-
-
-@dataclass
-class Found:
-    """What came of it."""
-
-    readings: list[Reading] = field(default_factory=list)
-    """Of the first round: what the shipped graph does."""
-    errors: dict[RunName, Errors] = field(default_factory=dict)
-    rounding: Errors | None = None
-    values: dict[str, Values] = field(default_factory=dict)
-    culprits: list[Culprit] = field(default_factory=list)
-    scenes: dict[str, tuple[Reading, TappedGraph]] = field(default_factory=dict)
-    """Each culprit's reading and the graph it was found in."""
-    joined: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Blocks that read a culprit's inside past its end and cannot be told from it, by the culprit's block."""
-    lost: list[Culprit] = field(default_factory=list)
-    """Blocks that lose digits or flush small numbers while every model output stays in line: notes."""
-    unsettled: frozenset[str] = frozenset()
-    """Blocks that are wrong behind a culprit and could not be looked at with the culprit healed, or in a run that
-    tells nothing of any block."""
-    compounding: bool = False
-    healed_right: bool = False
-    """Whether every output is in line once the culprits are healed, or nothing lies behind them."""
-    healed: str = ""
-    """What the outputs did once the culprits were healed, in a sentence."""
-    results: list[JobResult] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def investigate(case: Investigation) -> Found:
@@ -70,17 +40,8 @@ def investigate(case: Investigation) -> Found:
 
 class _Rounds:
     def __init__(self, case: Investigation) -> None:
-        self.case, self.found = case, Found()
-        self.confirmed: dict[str, Culprit] = {}
-        self.suspects: dict[str, Reading] = {}
-        """Seen behind another suspect; to be confirmed at healed inputs."""
-        self.cleared: set[str] = set()
-        self.pending: dict[str, Culprit] = {}
-        """Lost digits: culprits only if an output is out of line once everything else is healed."""
-        self.answered: set[str] = set()
-        """In line, and looked at in fp32 all the same."""
-        self.merged: set[str] = set()
-        """Healed with a culprit whose inner tensors they read, since the two cannot be told apart."""
+        self.case, self.found, self.standing = case, Found(), Standing()
+        self.outputs = Outputs(case, self.found, self.standing)
         self.feeding = Feeding(case)
         self.blamer = Blamer(case)
 
@@ -89,7 +50,7 @@ class _Rounds:
         graph, results, healed = case.base, case.first, set[str]()
         for number in range(MAX_ROUNDS):
             self._round(number, graph, results, healed)
-            targets = (self._guilty() | set(self.suspects)) - {OUTPUT}
+            targets = (self.standing.guilty | set(self.standing.suspects)) - {OUTPUT}
             if targets <= healed:
                 break
             healed = targets
@@ -118,11 +79,11 @@ class _Rounds:
                 break
         else:
             found.notes.append(f"Stopped after {MAX_ROUNDS} rounds of healing; there may be more culprits.")
-        self._explain_repaired()
+        self.outputs.explain_repaired()
         order = {block: i for i, block in enumerate(dict.fromkeys([t.block for t in case.taps]))}
-        found.culprits = sorted(self.confirmed.values(), key=lambda c: order.get(c.block, len(order)))
-        found.lost = list(self.pending.values())
-        found.unsettled = frozenset(self.suspects)
+        found.culprits = sorted(self.standing.confirmed.values(), key=lambda c: order.get(c.block, len(order)))
+        found.lost = list(self.standing.pending.values())
+        found.unsettled = frozenset(self.standing.suspects)
         return found
 
     def _round(self, number: int, graph: TappedGraph, results: dict[str, JobResult], healed: set[str]) -> None:
@@ -131,21 +92,21 @@ class _Rounds:
         readings, runs = self._read(graph, results, healed)
         if number == 0:
             self._tell_first(readings)
-        known = set(self.confirmed) | self.cleared
+        known = set(self.standing.confirmed) | self.standing.cleared
         wrong = any(r.block not in known and faulty(r, case.settings) for r in readings)
-        curious = {r.block for r in readings if asks_for_fp32(r, case.settings)} - known - self.answered
-        if (wrong or curious or self._off(readings)) and case.target == GPU:
+        curious = {r.block for r in readings if asks_for_fp32(r, case.settings)} - known - self.standing.answered
+        if (wrong or curious or self.outputs.off(readings)) and case.target == GPU:
             control = case.evaluator.run(graph, [GPU_FP32], f"-healed{number}" if number else "")
             found.results += [result.without_tensors() for result in control.values()]
             results.update(control)
             readings, runs = self._read(graph, results, healed)
-            self.answered |= curious
+            self.standing.answered |= curious
         if number == 0:
             found.readings = readings
             self._keep(runs)
         self._confirm(readings, number, healed, graph)
-        if not self.suspects and self._guilty() <= healed:
-            self._explain_outputs(readings, number, graph)
+        if not self.standing.suspects and self.standing.guilty <= healed:
+            self.outputs.explain(readings, number, graph)
 
     def _tell_first(self, readings: Sequence[Reading]) -> None:
         settings = self.case.settings
@@ -153,69 +114,6 @@ class _Rounds:
         # Of a run that wrote nothing no block tells anything.
         if first is not None and not void(self.found.values.get(self.case.target)):
             self.case.say(diagnosis.first_look(first, settings, self.case.target))
-
-    def _guilty(self) -> set[str]:
-        return set(self.confirmed) | self.merged
-
-    def _off(self, readings: Sequence[Reading]) -> bool:
-        return any(out_of_line(r.cumulative, self.case.settings.output_limit) for r in self._outputs(readings))
-
-    def _outputs(self, readings: Sequence[Reading]) -> list[Reading]:
-        """The outputs that healing can put right: a culprit's own cannot, since nothing reads it."""
-        guilty = self._guilty()
-        return [r for r in readings if r.output and r.block not in guilty]
-
-    def _explain_outputs(self, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
-        """With every fault healed: what, if anything, still puts an output out of line?"""
-        if not self._off(readings):
-            self.found.healed_right = number > 0
-            self.found.healed = self._outcome(readings, off=False) if number else ""
-            return
-        if self.pending:
-            self.confirmed.update(self.pending)
-            self.pending.clear()
-            return
-        jumps, _ = find_loss(readings, self.case.settings)
-        jumps = [b for b in jumps if b not in self.confirmed and b not in self.merged]
-        for block in jumps:
-            self._blame_loss(block, readings, number, graph)
-        if not jumps:
-            self.found.compounding = not self.confirmed
-            self.found.healed = self._outcome(readings, off=True) if number else ""
-
-    def _explain_repaired(self) -> None:
-        """Digits lost before a fault: healing the fault with torch's value hides them, repairing it would not.
-
-        One torch forward computes the faults and all that follows from what the target handed them. If an output is
-        off then, what came before is to blame as well.
-        """
-        case, found = self.case, self.found
-        values = found.values.get(case.target)
-        hard = {b for b, c in self.confirmed.items() if c.cause is not Cause.PRECISION_LOSS}
-        if not hard or values is None:
-            return
-        before = Upstream(found.readings)
-        sound = [
-            r for r in found.readings if not r.output and r.block not in hard and not before.follows(r.block, hard)
-        ]
-        kept = {r.tap: values.taps[r.tap] for r in sound if r.tap in values.taps}
-        outputs = case.force(kept, lambda *_: None).outputs
-        errors = [
-            compare_by_scale(reference=case.truth.outputs[label], target=value, terms=case.truth.terms.get(label, 0.0))
-            for label, value in outputs.items()
-            if value.dtype.kind == "f" and label in case.owners
-        ]
-        off = [c for c in errors if out_of_line(c, case.settings.output_limit)]
-        if not off or not kept:
-            return
-        lossy = [r.block for r in sound if r.block in self.pending]
-        if lossy:
-            self.confirmed.update({b: self.pending.pop(b) for b in dict.fromkeys(lossy)})
-            return
-        jumps, _ = find_loss(sound, case.settings, max(c.relative_l2 for c in off))
-        for block in jumps:
-            if block not in self.confirmed:
-                self._blame_loss(block, found.readings, 0, case.base)
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
@@ -266,64 +164,69 @@ class _Rounds:
         settings = self.case.settings
         wrong = find_faults(readings, settings)
         before = Upstream(readings)
-        for block in [b for b in self.suspects if b not in wrong]:
+        for block in [b for b in self.standing.suspects if b not in wrong]:
             if self._inputs_sound(block, before, healed, wrong):
-                self.cleared.add(block)
-                del self.suspects[block]
+                self.standing.cleared.add(block)
+                del self.standing.suspects[block]
         for block in wrong:
-            if block in self.confirmed or block in self.cleared:
+            if block in self.standing.confirmed or block in self.standing.cleared:
                 continue
             reading = self.blamer.worst(readings, block)
             if not self._inputs_sound(block, before, healed, wrong):
-                self.suspects[block] = reading
+                self.standing.suspects[block] = reading
                 continue
-            if self._inseparable(block, readings, number):
-                self.merged.add(block)
-                self.cleared.add(block)
-                self.suspects.pop(block, None)
+            if self._inseparable(block, number):
+                self.standing.merged.add(block)
+                self.standing.cleared.add(block)
+                self.standing.suspects.pop(block, None)
                 continue
-            hidden = number > 0 and block not in self.suspects
-            self.suspects.pop(block, None)
+            hidden = number > 0 and block not in self.standing.suspects
+            self.standing.suspects.pop(block, None)
             self.found.scenes[block] = (reading, graph)
             culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target), graph)
             first = self._told_already(culprit)
             if first:
                 found = self.found.joined
                 found[first] = (*found.get(first, ()), block)
-                self.merged.add(block)
-                self.cleared.add(block)
+                self.standing.merged.add(block)
+                self.standing.cleared.add(block)
             elif self._harmless(culprit, reading, readings):
-                self.pending[block] = culprit
-                self.cleared.add(block)
+                self.standing.pending[block] = culprit
+                self.standing.cleared.add(block)
             else:
-                self.confirmed[block] = culprit
+                self.standing.confirmed[block] = culprit
         for reading in readings:
             block = reading.block
-            if block in self.confirmed or block in self.cleared or block in self.suspects or reading.output:
+            if (
+                block in self.standing.confirmed
+                or block in self.standing.cleared
+                or block in self.standing.suspects
+                or reading.output
+            ):
                 continue
             # A fault in a branch that a skip path outweighs: small in the output, and no rounding either.
             if quietly_wrong(reading, settings) and self._inputs_sound(block, before, healed, wrong):
                 self.found.scenes[block] = (reading, graph)
-                self.confirmed[block] = self.blamer.quiet_kernel(reading, number > 0)
+                self.standing.confirmed[block] = self.blamer.quiet_kernel(reading, number > 0)
             elif hints_at_range(reading) and self._inputs_sound(block, before, healed, wrong):
                 self.found.scenes[block] = (reading, graph)
                 quiet = self.blamer.hidden_overflow(reading, number > 0, graph)
                 if quiet is None:
-                    self.cleared.add(block)
+                    self.standing.cleared.add(block)
                 else:
-                    self.confirmed[block] = quiet
+                    self.standing.confirmed[block] = quiet
 
     def _inputs_sound(self, block: str, before: Upstream, healed: set[str], wrong: Sequence[str]) -> bool:
-        return not before.follows(block, (b for b in wrong if b not in healed and b not in self.cleared))
+        return not before.follows(block, (b for b in wrong if b not in healed and b not in self.standing.cleared))
 
-    def _inseparable(self, block: str, readings: Sequence[Reading], number: int) -> bool:
+    def _inseparable(self, block: str, number: int) -> bool:
         """Whether a block's fault may be no more than that of a culprit before it, even at healed inputs.
 
         It may when the block reads the culprit's inner tensors past the point where the culprit is healed, or when
         what it is given, in PyTorch's own values, does not fit into fp16 in the first place.
         """
-        guilty = self._guilty()
-        if number and block not in self.suspects:
+        guilty = self.standing.guilty
+        if number and block not in self.standing.suspects:
             inner = self.feeding.insides_read(block)
             right = guilty - self._converted()
             if any(o not in right or not self.feeding.fits_truly(t) for o in guilty & inner.keys() for t in inner[o]):
@@ -333,14 +236,14 @@ class _Rounds:
 
     def _converted(self) -> set[str]:
         """Culprits whose inside the CPU has wrong as well."""
-        return {block for block, culprit in self.confirmed.items() if culprit.cause is Cause.CONVERSION}
+        return {block for block, culprit in self.standing.confirmed.items() if culprit.cause is Cause.CONVERSION}
 
     def _told_already(self, culprit: Culprit) -> str:
         """The culprit that leaves the range at the very op at which another block does: one fault, read past its
         end."""
         if culprit.op < 0:
             return ""
-        same = (b for b, c in self.confirmed.items() if (c.op, c.cause) == (culprit.op, culprit.cause))
+        same = (b for b, c in self.standing.confirmed.items() if (c.op, c.cause) == (culprit.op, culprit.cause))
         return next(same, "")
 
     def _harmless(self, culprit: Culprit, reading: Reading, readings: Sequence[Reading]) -> bool:
@@ -369,30 +272,3 @@ class _Rounds:
         return true_infinities(self.case.truth.taps[reading.tap], seen) and not any(
             out_of_line(r.cumulative, self.case.settings.output_limit) for r in behind
         )
-
-    def _blame_loss(self, block: str, readings: Sequence[Reading], number: int, graph: TappedGraph) -> None:
-        levels = {r.tap: r.cumulative.relative_l2 for r in readings if r.cumulative is not None and not r.healed}
-        mine = [r for r in readings if r.block == block and r.cumulative is not None]
-        reading = max(mine, key=lambda r: _known(amplification(r, levels)))
-        before = max([FP16_UNIT, *(_known(levels.get(p, 0.0)) for p in reading.parents)])
-        self.found.scenes[block] = (reading, graph)
-        sentences = diagnosis.loss_evidence(reading, before, self.case.settings)
-        advice = diagnosis.advice(Cause.PRECISION_LOSS, "")
-        local, ratio = reading.level, reading.ratio
-        self.confirmed[block] = Culprit(
-            block, Cause.PRECISION_LOSS, "", sentences, advice, number > 0, local=local, ratio=ratio
-        )
-
-    def _outcome(self, readings: Sequence[Reading], off: bool) -> str:
-        levels = [r.cumulative.relative_l2 for r in self._outputs(readings) if r.cumulative is not None]
-        if not levels or any(np.isnan(levels)):
-            return ""
-        worst = diagnosis.number(max(levels))
-        if off:
-            return f"With these healed an output is still off by {worst}, which rounding compounds to behind them."
-        right = f"the rest comes out right (outputs within {worst})"
-        return f"Given {self.case.reference}'s values behind these blocks, {right}."
-
-
-def _known(value: float) -> float:
-    return 0.0 if value != value else value

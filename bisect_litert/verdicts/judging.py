@@ -17,7 +17,7 @@ from bisect_litert.measuring.readings import OUTPUT, Forward, Tap
 from bisect_litert.record import Artefact, Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
 from bisect_litert.search.counterfactual import Controls
 from bisect_litert.search.culprits import Reading
-from bisect_litert.search.healing import Found
+from bisect_litert.search.standing import Found
 from bisect_litert.taps import fusion
 from bisect_litert.taps.gate import Choice
 from bisect_litert.verdicts import advice, diagnosis
