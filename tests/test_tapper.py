@@ -183,6 +183,20 @@ def test_a_residual_that_is_told_apart_by_value_needs_no_name() -> None:
     assert chosen(y, "b", tensors, tolerance=1e-2) == "other"
 
 
+def test_an_op_s_own_name_goes_before_that_of_a_constant_which_it_shares() -> None:
+    tensors = {"in": X[:1], "M/Block_0;;M/Block_0/Linear_l;": X, "M/Block_1;;M/Block_0;;M/Block_1/Linear_l;": X}
+    assert chosen(X, "0", tensors) == "M/Block_0;;M/Block_0/Linear_l;"
+    assert chosen(X, "1", tensors) == "M/Block_1;;M/Block_0;;M/Block_1/Linear_l;"
+    # Fused into another's op, and there alone.
+    assert chosen(X, "l", {"in": X[:1], "M/Other;": X, "M/Block_1;;M/Linear_l;": X}) == "M/Block_1;;M/Linear_l;"
+
+
+def test_without_a_name_a_block_is_not_looked_for_before_what_ran_before_it() -> None:
+    named = {"in": X[:1], "M/Block_0;": X, "M/Block_1;": X, "output": X}
+    finder = Finder(FakeGraph(named), dict(enumerate(named.values())))  # type: ignore[arg-type]
+    assert [finder.find(X, "2", 1e-5, behind).tensor for behind in (-1, 1, 2, 3)] == [1, 1, 2, 3]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [

@@ -2,8 +2,8 @@
 
 A tensor is a partner when it holds the block's value, up to a permutation of axes and a reshape, as closely as fp32
 arithmetic allows. Several tensors often do (a RESHAPE behind it, an activation that changed nothing on these inputs);
-then the module path in the tensor's name decides, and the last of the best-named wins, since a block's output is the
-end of the block.
+then the module path in the tensor's name decides, the op's own before those of what it reads, and the last of the
+best-named wins, since a block's output is the end of the block.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Finder:
         self._values = values if isinstance(values, Tensors) else Tensors(values)
         self._prints = Fingerprints(self._values, graph.computed)
 
-    def find(self, value: np.ndarray, module: str, tolerance: float) -> Partner | None:
+    def find(self, value: np.ndarray, module: str, tolerance: float, behind: int = -1) -> Partner | None:
         """Finds the tensor that holds a block's output.
 
         Args:
@@ -100,6 +100,8 @@ class Finder:
             module: The block's module path, to choose among several that fit.
             tolerance: Largest relative L2 difference that fp32 arithmetic explains at this place; a tensor named after
                 the block may be off by `NAMED_TOLERANCE`.
+            behind: The tensor of what ran before the block, if known: where no name tells, it is not looked for before
+                that.
 
         Returns:
             The best partner, or None when no tensor holds the value.
@@ -118,9 +120,14 @@ class Finder:
         near = [p for p in fits if p.error <= max(self._near * closest, 1e-6)]
         best = max(_names(graph.tensors[p.tensor].name, module) for p in near)
         chosen = [p for p in near if _names(graph.tensors[p.tensor].name, module) == best]
+        # The name of a constant that blocks share goes into the names of all that read it; an op's own comes first.
+        # Where blocks hand on what they are given (a branch that starts at zero), values cannot tell them apart.
+        chosen = [p for p in chosen if _names(_own(graph.tensors[p.tensor].name), module)] or chosen
         # Without a name to go by, the earliest holder is the one that computed it; with one, the block's last op is its
         # output.
-        return _last(chosen, graph) if best else _first(chosen, graph)
+        if best:
+            return _last(chosen, graph)
+        return _first([p for p in chosen if _position(p.tensor, graph) >= _position(behind, graph)] or chosen, graph)
 
 
 def same_value(value: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
@@ -130,23 +137,27 @@ def same_value(value: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
     return find_layout(value, other, tolerance) is not None
 
 
-def _position(partner: Partner, graph: Graph) -> int:
-    op = graph.producer.get(partner.tensor)
+def _position(tensor: int, graph: Graph) -> int:
+    op = graph.producer.get(tensor)
     return -1 if op is None else op.index
 
 
 def _last(partners: Sequence[Partner], graph: Graph) -> Partner:
-    return max(partners, key=lambda p: _position(p, graph))
+    return max(partners, key=lambda p: _position(p.tensor, graph))
 
 
 def _first(partners: Sequence[Partner], graph: Graph) -> Partner:
-    return min(partners, key=lambda p: _position(p, graph))
+    return min(partners, key=lambda p: _position(p.tensor, graph))
 
 
 def _names(tensor_name: str, module: str) -> int:
     """How many levels of a module path a tensor's name carries down to the path's end; 0 when it does not."""
     path = module.split(".")
     return max(reaches(levels(part), path) for part in tensor_name.split(";;"))
+
+
+def _own(tensor_name: str) -> str:
+    return tensor_name.split(";;")[0]
 
 
 def find_layout(value: np.ndarray, other: np.ndarray, tolerance: float) -> tuple[Layout, float] | None:

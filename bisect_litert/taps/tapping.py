@@ -107,7 +107,7 @@ def locate(
     """
     inputs = {port.tensor for port in graph.inputs}
     finder = Finder(graph, values, near)
-    taps = []
+    taps: list[Tap] = []
     for point in points:
         value, tensor, layout = taken[point.key], -1, None
         origin = TapOrigin.NONE
@@ -115,7 +115,7 @@ def locate(
             tensor, layout, origin = known[point.key], _plain(value.shape), TapOrigin.REEXPORT
         elif value.size and value.dtype == np.float32:
             allowed = min(loosest, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
-            partner = finder.find(value, point.block, allowed)
+            partner = finder.find(value, point.block, allowed, taps[-1].tensor if taps else -1)
             if partner is not None:
                 tensor, layout, origin = partner.tensor, partner.layout, TapOrigin.GRAPH
             else:
