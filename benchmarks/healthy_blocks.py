@@ -70,7 +70,7 @@ def measure(names: Sequence[str], seed: int) -> tuple[list[dict[str, Any]], dict
     """Runs one model of several blocks and returns a row per block and one for the model."""
     import bisect_litert
     from bisect_litert.errors import BisectError
-    from bisect_litert.record import RunName
+    from bisect_litert.vocabulary import RunName
 
     model, inputs = chain(names, seed)
     started = time.monotonic()
@@ -107,9 +107,9 @@ def measure(names: Sequence[str], seed: int) -> tuple[list[dict[str, Any]], dict
 
 def _row(block: Any, target: Any, settings: Any, fp32_cost: float, fp32_total: float) -> dict[str, Any]:
     from bisect_litert.measuring.metrics import FP16_UNIT
-    from bisect_litert.record import RunName
     from bisect_litert.search.culprits import Reading, limit
     from bisect_litert.taps.tapping import LOOSEST, TIGHTEST
+    from bisect_litert.vocabulary import RunName
 
     def local(run: Any) -> Any:
         errors = block.errors.get(run)

@@ -36,7 +36,7 @@ from bisect_litert.measuring.evaluation import (
     tap_graph,
 )
 from bisect_litert.measuring.readings import Errors, Values, flow, furthest, measure, measure_without_forcing
-from bisect_litert.record import Artefact, Cause, Culprit, RunName, RunRecord, Verdict
+from bisect_litert.record import Artefact, Culprit, RunRecord, Verdict
 from bisect_litert.records import run_folder
 from bisect_litert.records.recording import write_record
 from bisect_litert.reports.drawing import Drawer
@@ -51,6 +51,7 @@ from bisect_litert.taps import tapping
 from bisect_litert.taps.gate import choose_taps
 from bisect_litert.verdicts.confidence import Circumstances
 from bisect_litert.verdicts.judging import Findings, judge, log_findings, settle_death, settle_invalid, settle_taps
+from bisect_litert.vocabulary import Cause, RunName
 
 _STAND_IN = {False: "The emulated fp16 run", True: "The run on the CPU"}
 

@@ -1,270 +1,22 @@
 """The nouns: what a run found, as frozen dataclasses that are written once and read by every report.
 
-`RunRecord` is the root; `run.json` is its JSON form (docs/run-json.md). Floats that JSON cannot hold are written as the
-strings "NaN", "Infinity" and "-Infinity", so that the file stays valid and a NaN stays visible.
+`RunRecord` is the root; `run.json` is its JSON form (docs/run-json.md). What it says of each block is in
+block_record.py, and the words for causes, runs and marks are in vocabulary.py.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from enum import Enum
-from math import inf, isnan, nan
+from math import nan
 from pathlib import Path
-from typing import Any
+
+from bisect_litert import json_form
+from bisect_litert.block_record import BlockResult, Comparison, OpResult
+from bisect_litert.vocabulary import PYTORCH, Cause, RunName
 
 SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
-PYTORCH, LITERT_CPU = "PyTorch", "LiteRT CPU"
-"""The references a run can have."""
-
-
-NO_CONTROL = "no fp32 control"
-"""Sub-kind of a wrong kernel that no run in fp32 on the GPU confirms, since the runtime has none to offer."""
-
-
-OTHER_WEIGHTS = "other weights"
-"""Sub-kind of a conversion that is none: the file was made of another checkpoint."""
-
-
-class Word(str, Enum):
-    """A string enum that prints as its value (enum.StrEnum needs Python 3.11)."""
-
-    __str__ = str.__str__
-
-
-class Cause(Word):
-    """Why the target differs from the reference (docs/verdicts.md)."""
-
-    NONE = "none"
-    OVERFLOW = "overflow"
-    PRECISION_COMPOUNDING = "precision-compounding"
-    PRECISION_LOSS = "precision-loss"
-    WRONG_KERNEL = "wrong-kernel"
-    CONVERSION = "conversion"
-    TAP_EFFECT = "tap-effect"
-    ALIASED_OUTPUT = "aliased-output"
-    UNWRITTEN_OUTPUT = "unwritten-output"
-    REJECTED = "rejected"
-    CPU_FALLBACK = "cpu-fallback"
-    CRASH = "crash"
-    HANG = "hang"
-    REFERENCE = "reference"
-    CANNOT_TEST = "cannot-test"
-
-
-class RunName(Word):
-    """The evaluations of one graph on one set of inputs."""
-
-    TORCH = "torch"
-    CPU = "cpu"
-    FP16 = "fp16"
-    GPU = "gpu"
-    GPU_FP32 = "gpu-fp32"
-
-
-class Mark(Word):
-    """One word per block for tables."""
-
-    OK = "ok"
-    CULPRIT = "culprit"
-    AFTER = "after"
-    """In line at its own inputs, or once the culprits before it are healed: what is off was handed to it."""
-    NOTE = "note"
-    """Out of line, but no model output suffers."""
-    UNTAPPED = "untapped"
-    UNKNOWN = "unknown"
-    """Not measured, or only at inputs on the target that were wrong, non-finite or missing, so nothing can be said of
-    the block itself."""
-
-
-class Residency(Word):
-    """Where a block's ops ran."""
-
-    GPU = "gpu"
-    CPU = "cpu"
-    MIXED = "mixed"
-    UNKNOWN = "unknown"
-    EMULATED = "emulated"
-
-
-class TapOrigin(Word):
-    """Where a tap's tensor was found."""
-
-    GRAPH = "graph"
-    """A tensor of the converted graph, proved by value."""
-    REEXPORT = "reexport"
-    """Added as an output in PyTorch, in a second conversion."""
-    INPUT = "input"
-    """The block hands on a graph input; there is nothing to compute or to tap."""
-    CONSTANT = "constant"
-    """The value does not depend on the inputs; the converter folded it."""
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A target tensor against a reference tensor of the same shape; counts are elements."""
-
-    elements: int
-    relative_l2: float
-    """||target - reference|| / ||reference||, over elements finite on both sides; inf where the reference is all zero
-    and the target is not; nan when nothing is left to compare. Of integers and booleans, which stand for themselves,
-    the share that differs."""
-    correlation: float
-    """Pearson correlation over elements finite on both sides; nan when either side is constant."""
-    snr_db: float
-    """10 * log10(reference power / error power), in dB; inf when equal, nan when nothing is left to compare."""
-    scale: float
-    """Least-squares factor: target ~ scale * reference; nan for an all-zero reference."""
-    max_abs_error: float
-    reference_peak: float
-    """Largest finite |reference|."""
-    target_peak: float
-    nonfinite: int
-    """NaN or infinite in the target."""
-    new_nonfinite: int
-    """NaN or infinite in the target where the reference is finite, or something else non-finite where it is not."""
-    reference_nonfinite: int
-    zeros: int
-    """Exactly zero in the target."""
-    new_zeros: int
-    """Exactly zero in the target where |reference| is above a tenth of its root mean square."""
-    saturated: int
-    """|target| at the fp16 limit 65504, or infinite, where |reference| is not."""
-    unwritten: int = 0
-    """Elements that still hold the sentinel the output buffer was filled with."""
-    terms: float = 0.0
-    """Where the reference is fp32 noise, the 2-norm of the terms that cancel, which the error is relative to; else 0.
-    Correlation and scale are nan then and zeros are not new."""
-
-    @property
-    def finite_agreement(self) -> bool:
-        """Whether every element the reference has finite is finite in the target."""
-        return self.new_nonfinite == 0 and self.unwritten == 0
-
-
-@dataclass(frozen=True, slots=True)
-class TapInfo:
-    """One tensor of a block's output."""
-
-    label: str
-    """Path inside the block's return value: "" for a plain tensor, "[1]", ".hidden", ["key"]."""
-    origin: TapOrigin
-    tensor: str
-    """Name of the tensor in the .tflite file; empty when there is none."""
-    shape: tuple[int, ...]
-    """As PyTorch returns it."""
-    dtype: str
-    layout: str = ""
-    """How the .tflite tensor maps to PyTorch's: "" as is, "reshape", or "permute 0,2,3,1"."""
-    reference_file: str = ""
-    """The reference tensor as .npy, relative to the run folder; empty when it was not kept."""
-    target_file: str = ""
-    """The target's tensor likewise, in PyTorch's shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunErrors:
-    """One run at one block: worst tensor of the block's output by relative L2 error."""
-
-    cumulative: Comparison | None
-    """Against torch."""
-    local: Comparison | None
-    """Against torch computing this block from the run's own tensors (teacher forcing)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RangeInfo:
-    """What fp16's range means to one block, from torch alone (docs/prediction.md); each place is "op, model.py:41"."""
-
-    peak: float
-    """Largest finite |value| of its operators' results."""
-    peak_at: str
-    headroom: float
-    """65504 / peak."""
-    largest_sum: float
-    """Largest sum of magnitudes that one operator adds up; 0 when nothing is summed."""
-    sum_at: str
-    largest_squares: float
-    """The same for sums of squares."""
-    squares_at: str
-    smallest: float
-    """Smallest |value| above 0 that fp16 holds as 0; nan when there is none."""
-    smallest_at: str
-    half: float
-    """Relative L2 error of its outputs with every result rounded to fp16; inf when they are not finite."""
-    significand: float
-    """The same with fp16's 11 significant bits and no end of the range."""
-    leaves_range: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BlockResult:
-    """One call of one block, in execution order."""
-
-    name: str
-    """Module path, with "@2" for a second call; "(output)" for what follows the last block."""
-    module: str
-    class_name: str
-    call: int
-    order: int
-    taps: tuple[TapInfo, ...]
-    ops: int
-    """How many ops of the graph lie between this block's inputs and its outputs."""
-    residency: Residency
-    mark: Mark
-    cause: Cause
-    """Set on culprits and notes; none otherwise."""
-    errors: dict[RunName, RunErrors]
-    expected: float
-    """Local relative L2 error that rounding every tensor to fp16's 11 significant bits costs; nan if unknown."""
-    allowance: float
-    """Factor on `expected` for fp16 accumulation over the longest sum in the block, at least 1."""
-    ratio: float
-    """Target's local relative L2 error / max(expected, half an fp16 unit); nan if unknown."""
-    amplification: float
-    """Cumulative error after the block / largest cumulative error of its inputs (or half an fp16 unit); nan if
-    unknown."""
-    ranges: RangeInfo | None = None
-    """What fp16's range means to it, from torch alone; None when it was not predicted."""
-
-    @property
-    def reference_peak(self) -> float:
-        """Largest finite |reference| over the block's outputs, nan when untapped."""
-        known = [e.cumulative for e in self.errors.values() if e.cumulative]
-        return known[0].reference_peak if known else nan
-
-
-@dataclass(frozen=True, slots=True)
-class OpResult:
-    """One op of a culprit block, at the target's own inputs."""
-
-    index: int
-    """Position in the .tflite file's main graph."""
-    type: str
-    """TensorFlow Lite's name, "SQUARED_DIFFERENCE"."""
-    tensor: str
-    """Name of the tensor it writes."""
-    shape: tuple[int, ...]
-    inputs: tuple[tuple[int, ...], ...]
-    """Shapes of what it reads, constants included."""
-    module: str
-    """Deepest module it comes from; empty when the name does not tell."""
-    source: str
-    """"model.py:41", the user's line it comes from; empty when unknown."""
-    code: str
-    """That line's text."""
-    local: Comparison | None
-    """The target's result against the CPU's at the target's own operands; None when it was not read."""
-    reference_peak: float
-    """Largest finite |value| in fp32."""
-    accumulated: float
-    """Bound on the partial sums inside it, 0 for an op that sums nothing."""
-    contribution: float
-    """Relative L2 error of the block's output when only this op's result is rounded to 11 bits; nan when not
-    measured."""
-    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +227,7 @@ class RunRecord:
 
     def to_json(self) -> str:
         """Returns the record as strictly valid JSON."""
-        return json.dumps(json_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
+        return json_form.text(self)
 
     def save(self, folder: Path) -> Path:
         """Writes run.json into `folder` and returns its path.
@@ -483,10 +235,7 @@ class RunRecord:
         Raises:
             OSError: The folder cannot be written.
         """
-        path = folder / RUN_FILE
-        partial = path.with_suffix(".partial")
-        partial.write_text(self.to_json(), encoding="utf-8")
-        return partial.replace(path)
+        return json_form.write(self.to_json(), folder / RUN_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:
@@ -514,8 +263,7 @@ class RunRecord:
                 hint="Use the bisect-litert that wrote it, or run again.",
             )
         try:
-            record: RunRecord = json_converter().structure(data, cls)
-            return record
+            return json_form.restored(data, cls)
         except Exception as error:
             raise RunFolderError(
                 f"{path} is damaged: {type(error).__name__}.", hint="Run bisect-litert again."
@@ -523,26 +271,3 @@ class RunRecord:
 
 
 _JUDGED = {"gpu": RunName.GPU, "gpu-fp32": RunName.GPU_FP32, "cpu, no GPU": RunName.CPU}
-_WORDS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
-
-
-def _number_to_json(value: float) -> float | str:
-    if isnan(value):
-        return "NaN"
-    if value in (inf, -inf):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(value)
-
-
-def _number_from_json(value: Any, _: type) -> float:
-    return _WORDS[value] if isinstance(value, str) else float(value)
-
-
-def json_converter() -> Any:
-    """Returns the converter for records: floats that JSON cannot hold are words."""
-    from cattrs import Converter
-
-    converter = Converter()
-    converter.register_unstructure_hook(float, _number_to_json)
-    converter.register_structure_hook(float, _number_from_json)
-    return converter

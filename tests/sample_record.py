@@ -6,26 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, nan
 
+from bisect_litert.block_record import BlockResult, Comparison, RunErrors, TapInfo
 from bisect_litert.record import (
-    BlockResult,
-    Cause,
-    Comparison,
     Culprit,
     InputInfo,
-    Mark,
     OutputResult,
     Placement,
     Refusal,
-    Residency,
-    RunErrors,
     RunInfo,
-    RunName,
     RunRecord,
     Settings,
-    TapInfo,
-    TapOrigin,
     Verdict,
 )
+from bisect_litert.vocabulary import Cause, Mark, Residency, RunName, TapOrigin
 
 ELEMENTS = 2 * 64 * 256
 EMULATED = "emulated fp16, no GPU"

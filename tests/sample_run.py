@@ -8,17 +8,10 @@ from pathlib import Path
 import numpy as np
 import sample_record as sample
 
+from bisect_litert.block_record import OpResult, RunErrors, TapInfo
 from bisect_litert.measuring.metrics import compare
-from bisect_litert.record import (
-    Culprit,
-    Mark,
-    OpResult,
-    RunErrors,
-    RunName,
-    RunRecord,
-    TapInfo,
-    TapOrigin,
-)
+from bisect_litert.record import Culprit, RunRecord
+from bisect_litert.vocabulary import Mark, RunName, TapOrigin
 
 SHAPE = (2, 16, 64)
 CODE = "\n".join(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bisect_litert.devices import placement
-from bisect_litert.record import Cause
 from bisect_litert.verdicts import advice
 from bisect_litert.verdicts.advice import Entry, Query
+from bisect_litert.vocabulary import Cause
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = advice.entries()

@@ -11,8 +11,9 @@ from torch import nn
 
 from bisect_litert import bisect, bisection
 from bisect_litert.errors import BlockSelectionError, ConversionError, UnfitReferenceError
-from bisect_litert.record import Cause, Mark, RunName, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.request import Interrupted, Progress
+from bisect_litert.vocabulary import Cause, Mark, RunName
 
 
 class Norm(nn.Module):

@@ -32,7 +32,8 @@ from bisect_litert.errors import BisectError, RunFolderError, UsageError
 from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.programs.torch_source import Twin
-from bisect_litert.record import Cause, RunRecord, Verdict
+from bisect_litert.record import RunRecord, Verdict
+from bisect_litert.vocabulary import Cause
 
 SECRET = ("jdoe", "build-07")
 

@@ -8,9 +8,10 @@ import pytest
 import sample_record as sample
 from rich.console import Console
 
-from bisect_litert.record import Cause, Culprit, Placement, RunRecord
+from bisect_litert.record import Culprit, Placement, RunRecord
 from bisect_litert.records.comparing import Change, compare_runs, headline
 from bisect_litert.reports import diff as report
+from bisect_litert.vocabulary import Cause
 
 
 def record(levels: dict[str, float], culprits: dict[str, Cause] | None = None) -> RunRecord:

@@ -8,8 +8,9 @@ from math import nan
 import pytest
 from test_culprits import SETTINGS, off, reading
 
-from bisect_litert.record import OTHER_WEIGHTS, Cause, Culprit
+from bisect_litert.record import Culprit
 from bisect_litert.verdicts.confidence import Circumstances, confidence
+from bisect_litert.vocabulary import OTHER_WEIGHTS, Cause
 
 AROUND = Circumstances(gpu=True, taps_agree=True, repeats=True, healed_right=True)
 PROVED = ("With this block kept off the GPU every output is right (within 0.001).",)

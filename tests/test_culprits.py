@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.measuring.metrics import FP16_UNIT, compare
-from bisect_litert.record import Cause, Comparison, Settings
+from bisect_litert.record import Settings
 from bisect_litert.search.culprits import (
     Reading,
     Upstream,
@@ -30,6 +31,7 @@ from bisect_litert.search.culprits import (
     out_of_line,
     quietly_wrong,
 )
+from bisect_litert.vocabulary import Cause
 
 SETTINGS = Settings()
 HINTED = {"local": 1e-3, "expected": 2e-4}

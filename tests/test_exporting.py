@@ -19,7 +19,8 @@ from bisect_litert.devices.device_folder import DeviceFolder, key_of
 from bisect_litert.devices.jobs import Job
 from bisect_litert.devices.recorded_runner import NOT_YET, RecordedRunner
 from bisect_litert.errors import ExportFolderError
-from bisect_litert.record import Mark, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Mark
 
 DATA = Path(__file__).parent / "data"
 X = np.arange(24, dtype=np.float32).reshape(3, 8) / 10

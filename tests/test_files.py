@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_litert.record import Cause, Mark, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause, Mark
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = Path(__file__).parent / "data" / "shipped"

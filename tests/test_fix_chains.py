@@ -11,13 +11,14 @@ from torch import nn
 from bisect_litert import entrances
 from bisect_litert.fixing import engine
 from bisect_litert.models import preparation
-from bisect_litert.record import Cause, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.records.fix_record import CulpritFix, Outcome, Reached
 from bisect_litert.reports import fix as report
 from bisect_litert.request import BisectRequest
 from bisect_litert.rewrites import catalogue, rank_four
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.sources import source_of
+from bisect_litert.vocabulary import Cause
 
 
 class Norm(nn.Module):

@@ -24,13 +24,14 @@ from bisect_litert.fixing.check import check
 from bisect_litert.fixing.folder import leave
 from bisect_litert.fixing.run import fix_run
 from bisect_litert.models import preparation
-from bisect_litert.record import Cause, Culprit, RunRecord, Verdict
+from bisect_litert.record import Culprit, RunRecord, Verdict
 from bisect_litert.records.fix_record import Attempt, CulpritFix, FixRecord, Outcome, Reached
 from bisect_litert.reports import fix as report
 from bisect_litert.request import BisectRequest
 from bisect_litert.rewrites import emission
 from bisect_litert.rewrites.catalogue import rewrites
 from bisect_litert.rewrites.contract import Change, Replacement, Rewrite
+from bisect_litert.vocabulary import Cause
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,9 +13,10 @@ from torch import nn
 
 from bisect_litert import bisect
 from bisect_litert.graphs.conversion import convert
-from bisect_litert.record import Cause, RunName, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import markdown
 from bisect_litert.reports.outcome import is_emulated
+from bisect_litert.vocabulary import Cause, RunName
 
 
 def overflow() -> tuple[nn.Module, torch.Tensor]:

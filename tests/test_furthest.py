@@ -6,7 +6,7 @@ import numpy as np
 
 from bisect_litert.measuring.metrics import compare
 from bisect_litert.measuring.readings import Errors, Tap, furthest
-from bisect_litert.record import RunName, TapOrigin
+from bisect_litert.vocabulary import RunName, TapOrigin
 
 
 def test_a_number_does_not_stand_before_nan() -> None:

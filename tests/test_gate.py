@@ -8,7 +8,8 @@ import pytest
 from faulty_gpu import Fault
 from test_healing import conversions, dag, named, planted  # noqa: F401 (fixtures)
 
-from bisect_litert.record import Cause, Mark, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause, Mark
 
 Planted = Callable[..., RunRecord]
 

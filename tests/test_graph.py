@@ -13,7 +13,7 @@ from bisect_litert.graphs.editor import TAP_PREFIX, Editor, with_taps
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import TappedGraph, heal, tap_graph
 from bisect_litert.measuring.readings import Tap, flow
-from bisect_litert.record import TapOrigin
+from bisect_litert.vocabulary import TapOrigin
 
 Once = Callable[[str], Converted]
 

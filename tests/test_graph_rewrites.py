@@ -13,10 +13,10 @@ from torch import nn
 
 from bisect_litert.fixing import rewrites_file
 from bisect_litert.fixing.trial import Step
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.catalogue import rewrites
 from bisect_litert.rewrites.contract import CannotRewrite, Replacement
 from bisect_litert.rewrites.region import Call, Region, capture
+from bisect_litert.vocabulary import Cause
 
 
 class Part(nn.Module):

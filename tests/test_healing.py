@@ -22,7 +22,8 @@ from bisect_litert import bisect
 from bisect_litert.devices import machines
 from bisect_litert.graphs import stored_conversion
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.record import Cause, Mark, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause, Mark
 
 WIDTH, BLOCKS = 16, 6
 

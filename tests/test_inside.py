@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from bisect_litert import bisect
-from bisect_litert.record import Cause, Culprit, Mark, RunRecord
+from bisect_litert.record import Culprit, RunRecord
+from bisect_litert.vocabulary import Cause, Mark
 
 HERE = Path(__file__).name
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bisect_litert.measuring.readings import Tap
-from bisect_litert.record import TapOrigin
 from bisect_litert.records import keeping
+from bisect_litert.vocabulary import TapOrigin
 
 
 def tap(block: str, label: str = "") -> Tap:

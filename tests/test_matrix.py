@@ -20,7 +20,8 @@ from bisect_litert.matrix.plan import Plan
 from bisect_litert.matrix.running import Wishes, run_matrix
 from bisect_litert.matrix.store import Store
 from bisect_litert.matrix.table import Cell, Code, Matrix
-from bisect_litert.record import Cause, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause
 
 ROOT = Path(__file__).parent.parent
 MODELS = """

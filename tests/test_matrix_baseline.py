@@ -10,7 +10,7 @@ import pytest
 from bisect_litert.errors import ExitCode
 from bisect_litert.matrix.baseline import Baseline
 from bisect_litert.matrix.table import Cell, ChangeKind, Code, Matrix
-from bisect_litert.record import Cause
+from bisect_litert.vocabulary import Cause
 
 OK = Cell("m", "t", Code.OK, relative_l2=1e-3, correlation=1.0, gpu_ops=10, ops=10)
 DIFF = replace(OK, code=Code.DIFF, cause=Cause.OVERFLOW, block="b.3", relative_l2=0.2, exit_code=1)

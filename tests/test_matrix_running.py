@@ -24,7 +24,7 @@ from bisect_litert.matrix.plan import Model, Plan
 from bisect_litert.matrix.running import Wishes, run_matrix
 from bisect_litert.matrix.store import MatrixFolderError
 from bisect_litert.matrix.table import Cell, Code, Matrix
-from bisect_litert.record import Cause
+from bisect_litert.vocabulary import Cause
 
 FAKE = (sys.executable, str(Path(__file__).parent / "data" / "fake_child.py"))
 ALL = ("cpu", "emulated", "gpu", "gpu-fp32")

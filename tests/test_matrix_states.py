@@ -22,7 +22,8 @@ from bisect_litert.errors import (
 from bisect_litert.matrix import states
 from bisect_litert.matrix.plan import KNOWN_TARGETS
 from bisect_litert.matrix.table import Code
-from bisect_litert.record import Cause, OutputResult, Placement, Refusal, RunRecord
+from bisect_litert.record import OutputResult, Placement, Refusal, RunRecord
+from bisect_litert.vocabulary import Cause
 
 GPU, EMULATED = KNOWN_TARGETS["gpu"], KNOWN_TARGETS["emulated"]
 

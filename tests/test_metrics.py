@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.measuring import metrics, pieces
 from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale, true_infinities
-from bisect_litert.record import Comparison
 
 EDGES = [0.0, -0.0, 1.0, -3.0, 65503.0, 65504.0, -65504.0, 1e6, 1e-30, inf, -inf, nan]
 VALUES = st.one_of(st.sampled_from(EDGES), st.integers(-100, 100).map(float))

@@ -12,7 +12,8 @@ from small_models import Block, numbers
 from torch import nn
 
 from bisect_litert import bisect
-from bisect_litert.record import Cause, Mark, RunName, RunRecord, TapOrigin
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause, Mark, RunName, TapOrigin
 
 Pair = namedtuple("Pair", "left right")
 

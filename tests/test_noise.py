@@ -14,7 +14,8 @@ from bisect_litert import bisect
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import FP16_UNIT, compare, compare_by_scale
 from bisect_litert.measuring.noise import Noise, complete, find_noise, sentences
-from bisect_litert.record import Cause, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause
 
 TERMS = np.random.default_rng(0).standard_normal((12, 48))
 EXACT = (TERMS - TERMS.mean(-1, keepdims=True)).mean(-1)

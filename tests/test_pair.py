@@ -18,7 +18,8 @@ from bisect_litert.files import port_matching, tflite_file
 from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.quantisation import Quantisation
-from bisect_litert.record import Cause, Mark, RunRecord, TapOrigin
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause, Mark, TapOrigin
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"
 

@@ -15,7 +15,8 @@ from bisect_litert.cli import main
 from bisect_litert.models import blocks
 from bisect_litert.programs import predicting
 from bisect_litert.programs.prediction import BlockPrediction, Prediction, is_off, predict
-from bisect_litert.record import Cause, Mark, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Cause, Mark
 
 LINES = Path(__file__).read_text(encoding="utf-8").splitlines()
 

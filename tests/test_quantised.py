@@ -16,7 +16,7 @@ from bisect_litert.graphs.quantisation import Quantisation, unpack_int4
 from bisect_litert.matrix import states
 from bisect_litert.matrix.plan import Target
 from bisect_litert.matrix.table import Code
-from bisect_litert.record import Cause, Mark
+from bisect_litert.vocabulary import Cause, Mark
 
 SHIPPED = Path(__file__).parent / "data" / "shipped"
 

@@ -9,9 +9,10 @@ import pytest
 from test_culprits import SETTINGS, reading
 
 from bisect_litert.measuring.readings import Tap
-from bisect_litert.record import OTHER_WEIGHTS, Cause, Culprit, Mark, TapOrigin
+from bisect_litert.record import Culprit
 from bisect_litert.records.recording import build_record
 from bisect_litert.verdicts.judging import Findings
+from bisect_litert.vocabulary import OTHER_WEIGHTS, Cause, Mark, TapOrigin
 
 
 def findings() -> Findings:

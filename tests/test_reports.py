@@ -15,12 +15,13 @@ from rich.console import Console
 
 from bisect_litert import record as nouns
 from bisect_litert.errors import ExitCode
-from bisect_litert.record import Cause, Mark, RunRecord, Verdict
+from bisect_litert.record import RunRecord, Verdict
 from bisect_litert.reports import UnwrittenError, block_table, console, formats, markdown, plot, write_all
 from bisect_litert.reports.names import shorten, shorten_all
 from bisect_litert.reports.outcome import exit_code, headline
 from bisect_litert.reports.progress import ProgressDrawer
 from bisect_litert.request import Progress
+from bisect_litert.vocabulary import Cause, Mark
 
 ROOT = Path(__file__).parent.parent
 BUILDERS = [

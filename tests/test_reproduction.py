@@ -10,8 +10,9 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from bisect_litert.bundles import reproduction
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.record import Cause, Culprit, Settings
+from bisect_litert.record import Culprit, Settings
 from bisect_litert.records import run_folder
+from bisect_litert.vocabulary import Cause
 
 MLP = Path(__file__).parent / "data" / "mlp.tflite"
 

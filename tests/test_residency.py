@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bisect_litert.devices.placement import LogFindings, RefusedOp
 from bisect_litert.devices.residency import of_block, on_gpu, refused_ops
 from bisect_litert.graphs.graph import Op, Tensor
-from bisect_litert.record import Residency
+from bisect_litert.vocabulary import Residency
 
 
 @dataclass

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import sample_record as sample
 
+from bisect_litert.block_record import RunErrors
 from bisect_litert.errors import UsageError
-from bisect_litert.record import Cause, Culprit, Mark, OutputResult, RunErrors, RunName, RunRecord, Settings
+from bisect_litert.record import Culprit, OutputResult, RunRecord, Settings
 from bisect_litert.records import rethreshold
+from bisect_litert.vocabulary import Cause, Mark, RunName
 
 BASE = Settings()
 

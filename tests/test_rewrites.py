@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.catalogue import NAMES, rewrites
 from bisect_litert.rewrites.contract import Rewrite
 from bisect_litert.rewrites.region import Call, Region
+from bisect_litert.vocabulary import Cause
 
 MODULES = {
     "layer-norm": lambda: nn.LayerNorm(24),

@@ -11,8 +11,9 @@ import pytest
 from bisect_litert.entrances import run_bisection
 from bisect_litert.errors import DiskFullError, ExitCode
 from bisect_litert.measuring import room
-from bisect_litert.record import Cause, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.request import BisectRequest
+from bisect_litert.vocabulary import Cause
 
 GIB = 1 << 30
 MODEL = Path(__file__).parent / "data" / "mlp.tflite"

@@ -14,7 +14,8 @@ from bisect_litert.bundles import repro_script
 from bisect_litert.bundles.reproduction import Reproduction
 from bisect_litert.bundles.shrinking import Shrinker
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.record import Cause, RunRecord, Settings
+from bisect_litert.record import RunRecord, Settings
+from bisect_litert.vocabulary import Cause
 
 MLP = Path(__file__).parent / "data" / "mlp.tflite"
 Planted = Callable[..., RunRecord]

@@ -14,7 +14,7 @@ import sample_record
 
 from bisect_litert import cli, entrances
 from bisect_litert.errors import ConversionError, ExitCode, RunFolderError
-from bisect_litert.record import NO_CONTROL, Cause, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.records import run_folder
 from bisect_litert.records.runtime_survey import Answer
 from bisect_litert.reports import write_all
@@ -23,6 +23,7 @@ from bisect_litert.request import BisectRequest, Interrupted
 from bisect_litert.subjects.torch_subject import TorchSubject
 from bisect_litert.versions import surveying
 from bisect_litert.versions.runtimes import Runtime
+from bisect_litert.vocabulary import NO_CONTROL, Cause
 
 ALIASED = Path(__file__).parent.parent / "examples" / "aliased_output.py"
 TABLE = textwrap.dedent(

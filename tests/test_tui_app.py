@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Input, Static, TabbedContent, TabPane
 
 from bisect_litert import cli
 from bisect_litert.errors import ExitCode
-from bisect_litert.record import Mark, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.records.run_folder import MARKER
 from bisect_litert.tui.app import BisectApp
 from bisect_litert.tui.block_table import BlockTable, matches
@@ -29,6 +29,7 @@ from bisect_litert.tui.masthead import Masthead
 from bisect_litert.tui.picker import PickerScreen
 from bisect_litert.tui.run_screen import RunScreen
 from bisect_litert.tui.runs import find_runs
+from bisect_litert.vocabulary import Mark
 
 Script = Callable[[Pilot[None]], Awaitable[None]]
 

@@ -18,7 +18,8 @@ from bisect_litert.graphs.conversion import convert
 from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.quantisation import Quantisation
-from bisect_litert.record import OTHER_WEIGHTS, Cause, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import OTHER_WEIGHTS, Cause
 
 ROWS = 4
 

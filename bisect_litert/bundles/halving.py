@@ -18,7 +18,7 @@ from bisect_litert.graphs.axes import Axes
 from bisect_litert.graphs.cutting import compact
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.shape_rules import read_axes
-from bisect_litert.record import Cause
+from bisect_litert.vocabulary import Cause
 
 MAX_SECONDS = 90.0
 MAX_TRIES = 48

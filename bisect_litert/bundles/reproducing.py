@@ -29,9 +29,10 @@ from bisect_litert.devices.jobs import JobRunner
 from bisect_litert.errors import BisectError, RunFolderError
 from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.record import Cause, Culprit, RunRecord
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.reports import formats, issue
 from bisect_litert.request import BisectRequest
+from bisect_litert.vocabulary import Cause
 
 TAPPED = "tapped.tflite"
 CRASH_LIMIT, HANG_LIMIT = 120.0, 60.0

@@ -22,7 +22,8 @@ from bisect_litert.graphs.cutting import boundary, compact, constant_bytes, cut,
 from bisect_litert.graphs.emulation import allowance
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.metrics import FP16_UNIT
-from bisect_litert.record import NO_CONTROL, Cause, Culprit, Settings
+from bisect_litert.record import Culprit, Settings
+from bisect_litert.vocabulary import NO_CONTROL, Cause
 
 FOLDER, FILE = "repro", "repro.json"
 MODEL, CONTEXT = "model.tflite", "context.tflite"

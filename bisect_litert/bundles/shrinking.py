@@ -33,7 +33,8 @@ from bisect_litert.graphs.editor import with_taps
 from bisect_litert.graphs.emulation import Rounding, emulate, round_array
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.metrics import FP16_MAX
-from bisect_litert.record import Cause, Settings
+from bisect_litert.record import Settings
+from bisect_litert.vocabulary import Cause
 
 ROUNDED = (Cause.OVERFLOW, Cause.PRECISION_LOSS)
 """Causes whose inputs are rounded to fp16 first."""

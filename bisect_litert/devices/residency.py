@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from bisect_litert.devices.placement import LogFindings, RefusedOp
 from bisect_litert.graphs.graph import Graph, Op
-from bisect_litert.record import Residency
+from bisect_litert.vocabulary import Residency
 
 
 def refused_ops(graph: Graph, findings: LogFindings) -> tuple[frozenset[int], dict[str, tuple[int, ...]]]:

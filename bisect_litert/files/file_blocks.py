@@ -16,9 +16,9 @@ from bisect_litert.files.op_paths import Node, Paths, read_paths
 from bisect_litert.globs import nearest, translate
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.readings import Tap
-from bisect_litert.record import TapOrigin
 from bisect_litert.request import BlockLine
 from bisect_litert.taps.tapper import Layout
+from bisect_litert.vocabulary import TapOrigin
 
 _RANGE = re.compile(r"ops? (\d+)(?:-(\d+))?")
 

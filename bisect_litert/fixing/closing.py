@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from bisect_litert.fixing.faults import block_errors, faults_of, key_of, place_of, right_in, same_fault
 from bisect_litert.fixing.parts import Case
-from bisect_litert.record import Cause, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.records.fix_record import Attempt, CulpritFix, Outcome, Reached
+from bisect_litert.vocabulary import Cause
 
 
 def closed(cases: Sequence[Case], first: RunRecord, last: RunRecord) -> tuple[CulpritFix, ...]:

@@ -40,10 +40,11 @@ from bisect_litert.fixing.parts import Case, Part, Tried
 from bisect_litert.fixing.proposing import candidates, peers
 from bisect_litert.fixing.state import State
 from bisect_litert.models.preparation import LoadedModel
-from bisect_litert.record import Cause, Culprit, RunRecord
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.records.fix_record import Attempt, ChangeRecord, FixRecord, Reached
 from bisect_litert.reports.outcome import anything_tested
 from bisect_litert.request import BisectRequest, OnProgress, Progress
+from bisect_litert.vocabulary import Cause
 
 MAX_ROUNDS = 8
 """Culprits gone into, those uncovered on the way included."""

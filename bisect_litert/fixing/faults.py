@@ -7,7 +7,8 @@ from math import inf, isclose, isfinite, nan
 
 import numpy as np
 
-from bisect_litert.record import Cause, Culprit, Mark, RunName, RunRecord
+from bisect_litert.record import Culprit, RunRecord
+from bisect_litert.vocabulary import Cause, Mark, RunName
 
 
 def faults_of(record: RunRecord) -> tuple[Culprit, ...]:

@@ -13,9 +13,9 @@ from bisect_litert.fixing.engine import Fixed
 from bisect_litert.fixing.placing import keep_off
 from bisect_litert.graphs.conversion import input_names
 from bisect_litert.graphs.stored_conversion import Converter
-from bisect_litert.record import RunName
 from bisect_litert.records.fix_record import FixRecord, Outcome
 from bisect_litert.request import BisectRequest
+from bisect_litert.vocabulary import RunName
 
 
 def finish(fixed: Fixed, request: BisectRequest, work: Path) -> tuple[FixRecord, Path]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from bisect_litert.fixing.faults import faults_of, key_of, region_paths, within
 from bisect_litert.fixing.parts import Case, Part
 from bisect_litert.models.preparation import LoadedModel
-from bisect_litert.record import Cause, Culprit, RunRecord
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.records.fix_record import Attempt, Reached
+from bisect_litert.vocabulary import Cause
 
 if TYPE_CHECKING:
     from bisect_litert.rewrites.region import Region

@@ -18,13 +18,13 @@ from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 
+from bisect_litert import json_form
 from bisect_litert.devices.worker_process import exit_detail
 from bisect_litert.matrix import child, states
 from bisect_litert.matrix.descendants import kill_all
 from bisect_litert.matrix.plan import Model, Target
 from bisect_litert.matrix.store import LOG_FILE, Kept, Store
 from bisect_litert.matrix.table import Cell, Code, MatrixFileError, structure
-from bisect_litert.record import json_converter
 from bisect_litert.records import environment
 
 CHILD = (sys.executable, "-m", "bisect_litert.matrix.child")
@@ -144,7 +144,7 @@ class _Attempt:
         handle, path = tempfile.mkstemp(prefix="bisect-litert-", suffix=".json")
         self.errand = Path(path)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(json_converter().unstructure(errand), file)
+            json.dump(json_form.plain(errand), file)
         with (self.places[0] / LOG_FILE).open("ab") as log:
             return subprocess.Popen(
                 [*CHILD, path],

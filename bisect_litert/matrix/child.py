@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bisect_litert import json_form
 from bisect_litert.errors import BisectError
 from bisect_litert.matrix import states
 from bisect_litert.matrix.content import ReadFiles
@@ -26,7 +27,6 @@ from bisect_litert.matrix.plan import Model, Target
 from bisect_litert.matrix.reports import pictures
 from bisect_litert.matrix.store import LOG_FILE, RUN_FOLDER
 from bisect_litert.matrix.table import Cell, Code
-from bisect_litert.record import json_converter
 from bisect_litert.reports import PLOT_FILE
 from bisect_litert.request import Progress
 
@@ -61,13 +61,13 @@ def main(path: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     said = Path(path).read_text(encoding="utf-8")
     Path(path).unlink()  # here, since who wrote it may be killed
-    errand: Errand = json_converter().structure(json.loads(said), Errand)
+    errand = json_form.restored(json.loads(said), Errand)
     os.chdir(errand.folder)
     started, read = time.monotonic(), ReadFiles()
     for target, place in zip(errand.targets, errand.places, strict=True):
         answer = _cell(errand, target, Path(place), read)
         answer = replace(answer, cell=replace(answer.cell, seconds=time.monotonic() - started))
-        _write(Path(place) / ANSWER_FILE, json.dumps(json_converter().unstructure(answer), allow_nan=False))
+        _write(Path(place) / ANSWER_FILE, json_form.text(answer))
         if states.shared(answer.cell.code):
             return
         started = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, isnan
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.errors import (
     BisectError,
     BlockSelectionError,
@@ -19,8 +20,9 @@ from bisect_litert.errors import (
 )
 from bisect_litert.matrix.plan import Target
 from bisect_litert.matrix.table import Cell, Code
-from bisect_litert.record import Cause, Comparison, Culprit, Placement, RunRecord
+from bisect_litert.record import Culprit, Placement, RunRecord
 from bisect_litert.reports.outcome import anything_tested, exit_code, is_emulated
+from bisect_litert.vocabulary import Cause
 
 BETWEEN = "between"
 """Between two stages, and before the first: where targets are reached for."""

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bisect_litert import json_form
 from bisect_litert.errors import UsageError
 from bisect_litert.matrix import content
 from bisect_litert.matrix.table import Cell, MatrixFileError, structure
-from bisect_litert.record import json_converter
 
 CELL_FILE = "cell.json"
 LOG_FILE = "cell.log"
@@ -90,9 +90,9 @@ class Store:
         """Writes a finished cell into the folder it was worked out in and moves that to its place, all at once."""
         place = self.place(*kept.cell.key)
         cell = replace(kept.cell, folder=place.relative_to(self.folder).as_posix())
-        text = json.dumps(json_converter().unstructure(replace(kept, cell=cell)), indent=1, allow_nan=False)
+        text = json_form.text(replace(kept, cell=cell))
         with self._writing():
-            (work / CELL_FILE).write_text(text + "\n", encoding="utf-8")
+            (work / CELL_FILE).write_text(text, encoding="utf-8")
             if place.exists():
                 old = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
                 os.replace(place, old / "old")
@@ -106,10 +106,9 @@ class Store:
         """Returns what a cell's folder holds; None when it holds nothing that can be read."""
         file = self.place(model, target) / CELL_FILE
         try:
-            found: Kept = structure(json.loads(file.read_text(encoding="utf-8")), Kept, file)
+            return structure(json.loads(file.read_text(encoding="utf-8")), Kept, file)
         except (OSError, ValueError, MatrixFileError):
             return None
-        return found
 
     def finished(self, model: str, target: str, key: str, plan_folder: Path) -> Cell | None:
         """Returns a cell that was run with just this; None when it has to be run."""

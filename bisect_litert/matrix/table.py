@@ -6,11 +6,13 @@ import json
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from bisect_litert import json_form
 from bisect_litert.errors import ExitCode, UsageError
-from bisect_litert.record import Cause, Word, json_converter
+from bisect_litert.vocabulary import Cause, Word
 
+T = TypeVar("T")
 SCHEMA = 1
 MATRIX_FILE = "matrix.json"
 
@@ -190,7 +192,7 @@ class Matrix:
 
     def to_json(self) -> str:
         """Returns strictly valid JSON."""
-        data = {"device": self.device_line, **json_converter().unstructure(self)}
+        data = {"device": self.device_line, **json_form.plain(self)}
         return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
     @classmethod
@@ -215,18 +217,17 @@ class Matrix:
             raise MatrixFileError(
                 f"{file} is no {MATRIX_FILE} of this version.", hint="Give one that bisect-litert matrix wrote."
             )
-        found: Matrix = structure(data, cls, file)
-        return found
+        return structure(data, cls, file)
 
 
-def structure(data: Any, kind: type[Any], file: Path) -> Any:
+def structure(data: Any, kind: type[T], file: Path) -> T:
     """Returns `data` as a dataclass.
 
     Raises:
         MatrixFileError: It does not fit.
     """
     try:
-        return json_converter().structure(data, kind)
+        return json_form.restored(data, kind)
     except Exception as error:
         raise MatrixFileError(f"{file} is damaged: {type(error).__name__}.", hint="Run the matrix again.") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isnan
 
-from bisect_litert.record import Comparison
+from bisect_litert.block_record import Comparison
 
 FP16_MAX = 65504.0
 FP16_UNIT = 2.0**-11

@@ -10,10 +10,10 @@ from math import inf, isnan, nan, sqrt
 
 import numpy as np
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.measuring.limits import FP16_MAX, FP16_NORMAL, FP16_UNIT, out_of_line
 from bisect_litert.measuring.pieces import PIECE, chosen, flat_pieces, pairs
 from bisect_litert.measuring.totals import Totals
-from bisect_litert.record import Comparison
 
 __all__ = [
     "FP16_MAX",

@@ -8,13 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
+from bisect_litert.block_record import Comparison, RunErrors
 from bisect_litert.graphs.emulation import allowance
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import compare_by_scale
 from bisect_litert.measuring.pieces import let_go
-from bisect_litert.record import Comparison, RunErrors, RunName, TapOrigin
 from bisect_litert.search.culprits import Reading
 from bisect_litert.taps.tapper import Layout
+from bisect_litert.vocabulary import RunName, TapOrigin
 
 OUTPUT = "(output)"
 """Block name of the model's own outputs: what follows the last block."""

@@ -8,6 +8,7 @@ from math import isinf, isnan, nan
 
 import numpy as np
 
+from bisect_litert.block_record import BlockResult, RangeInfo
 from bisect_litert.errors import UnfitReferenceError
 from bisect_litert.models import model_file
 from bisect_litert.models.blocks import select
@@ -16,22 +17,12 @@ from bisect_litert.models.reference import TorchReference
 from bisect_litert.programs.exported import Node
 from bisect_litert.programs.magnitudes import Magnitude
 from bisect_litert.programs.prediction import BlockPrediction, Prediction, predict
-from bisect_litert.record import (
-    BlockResult,
-    Cause,
-    Culprit,
-    Mark,
-    Placement,
-    RangeInfo,
-    Residency,
-    RunInfo,
-    RunRecord,
-    Verdict,
-)
+from bisect_litert.record import Culprit, Placement, RunInfo, RunRecord, Verdict
 from bisect_litert.records import environment
 from bisect_litert.reports.outcome import PREDICTED
 from bisect_litert.request import BisectRequest, OnProgress, Progress
 from bisect_litert.verdicts import advice
+from bisect_litert.vocabulary import Cause, Mark, Residency
 
 _LITERT = {
     "pow": "POW",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from bisect_litert.record import Word
+from bisect_litert.vocabulary import Word
 
 CHECKUP_SCHEMA = 1
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf, isfinite, isnan
 
-from bisect_litert.record import BlockResult, Cause, Comparison, Culprit, RunRecord, Settings, Word
+from bisect_litert.block_record import BlockResult, Comparison
+from bisect_litert.record import Culprit, RunRecord, Settings
+from bisect_litert.vocabulary import Cause, Word
 
 SAME_WITHIN = 2.0
 """Two errors closer than this factor count as the same: fp16 rounding differs by as much between devices."""

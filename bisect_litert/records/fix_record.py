@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 
+from bisect_litert import json_form
 from bisect_litert.errors import RunFolderError
-from bisect_litert.record import Cause, Word, json_converter
+from bisect_litert.vocabulary import Cause, Word
 
 FIX_SCHEMA = 1
 FIX_FOLDER = "fix"
@@ -172,7 +173,7 @@ class FixRecord:
 
     def to_json(self) -> str:
         """Returns the record as strictly valid JSON."""
-        return json.dumps(json_converter().unstructure(self), indent=1, allow_nan=False) + "\n"
+        return json_form.text(self)
 
     @classmethod
     def load(cls, folder: Path) -> FixRecord:
@@ -186,7 +187,6 @@ class FixRecord:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data.get("schema") != FIX_SCHEMA:
                 raise ValueError(f"schema {data.get('schema')}")
-            record: FixRecord = json_converter().structure(data, cls)
-            return record
+            return json_form.restored(data, cls)
         except Exception as error:
             raise RunFolderError(f"{path} cannot be read: {error}.", hint="Run `bisect-litert fix` again.") from None

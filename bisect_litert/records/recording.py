@@ -11,32 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bisect_litert.block_record import BlockResult, Comparison, TapInfo
 from bisect_litert.devices import residency
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import GPU
 from bisect_litert.measuring.metrics import compare_output, out_of_line
 from bisect_litert.measuring.readings import OUTPUT, Errors, Tap, Values, block_errors
-from bisect_litert.record import (
-    OTHER_WEIGHTS,
-    BlockResult,
-    Cause,
-    Comparison,
-    Culprit,
-    Mark,
-    OutputResult,
-    Placement,
-    Residency,
-    RunInfo,
-    RunName,
-    RunRecord,
-    Settings,
-    TapInfo,
-    TapOrigin,
-)
+from bisect_litert.record import Culprit, OutputResult, Placement, RunInfo, RunRecord, Settings
 from bisect_litert.records import environment, keeping
 from bisect_litert.search.culprits import Reading, amplification, leaves_range
 from bisect_litert.search.standing import Found
 from bisect_litert.verdicts.judging import Findings, block_ops, log_findings, place
+from bisect_litert.vocabulary import OTHER_WEIGHTS, Cause, Mark, Residency, RunName, TapOrigin
 from bisect_litert.wording import some_of
 
 if TYPE_CHECKING:

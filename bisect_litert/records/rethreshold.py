@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields, replace
 from math import isfinite, isnan
 from typing import Any
 
+from bisect_litert.block_record import BlockResult
 from bisect_litert.errors import UsageError
 from bisect_litert.measuring.limits import out_of_line
-from bisect_litert.record import BlockResult, Cause, Culprit, Mark, RunName, RunRecord, Settings, Verdict
+from bisect_litert.record import Culprit, RunRecord, Settings, Verdict
 from bisect_litert.search.culprits import Reading, cause_of, faulty, limit, misconverted
+from bisect_litert.vocabulary import Cause, Mark, RunName
 
 TOLERANCES = {
     "ratio": "ratio_limit",

@@ -11,7 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from bisect_litert.errors import RunFolderError
-from bisect_litert.record import RUN_FILE, Cause
+from bisect_litert.record import RUN_FILE
+from bisect_litert.vocabulary import Cause
 
 MARKER = ".bisect-litert-run"
 """Written first, so that a run that was interrupted before its run.json is still known as one."""

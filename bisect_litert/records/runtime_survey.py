@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
-from math import isfinite, isnan
 from pathlib import Path
-from typing import Any
 
-from bisect_litert.record import Word
+from bisect_litert import json_form
+from bisect_litert.vocabulary import Word
 
 SURVEY_SCHEMA = 1
 
@@ -75,15 +73,12 @@ class RuntimeSurvey:
         return ". ".join(_capital(part) for part in (_since(self.rows), *_ways(self.rows), *_untested(self.rows))) + "."
 
     def to_json(self) -> str:
-        """Returns the survey as strictly valid JSON; numbers that JSON cannot hold are strings, as in run.json."""
-        data = {"schema": SURVEY_SCHEMA, **asdict(self), "sentence": self.sentence()}
-        return json.dumps(_plain(data), indent=1, allow_nan=False) + "\n"
+        """Returns the survey as strictly valid JSON; numbers that JSON cannot hold are words, as in run.json."""
+        return json_form.text({"schema": SURVEY_SCHEMA, **json_form.plain(self), "sentence": self.sentence()})
 
     def save(self, path: Path) -> Path:
         """Writes it, so that the file is there whole or not at all, and returns its path."""
-        partial = path.with_suffix(".partial")
-        partial.write_text(self.to_json(), encoding="utf-8")
-        return partial.replace(path)
+        return json_form.write(self.to_json(), path)
 
 
 def _since(rows: Sequence[RuntimeRow]) -> str:
@@ -122,13 +117,3 @@ def _range(versions: Sequence[str]) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not isfinite(value):
-        return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return str(value) if isinstance(value, Word) else value

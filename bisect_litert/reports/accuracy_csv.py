@@ -9,7 +9,9 @@ import csv
 import io
 from math import isfinite, sqrt
 
-from bisect_litert.record import Comparison, Mark, OpResult, RunRecord
+from bisect_litert.block_record import Comparison, OpResult
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import Mark
 
 HEADER = (
     "Index,Op Code,Tensor Name,Max Diff,MSE,Cos Sim,SNR (dB),PSNR (dB),NaN,Min Ref,Max Ref,Min Accel,Max Accel,Status"

@@ -13,10 +13,12 @@ from math import isnan
 from rich.cells import cell_len
 from rich.text import Text
 
-from bisect_litert.record import BlockResult, Comparison, Mark, Residency, RunRecord
+from bisect_litert.block_record import BlockResult, Comparison
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten_all
 from bisect_litert.reports.outcome import local_on_target, on_target
+from bisect_litert.vocabulary import Mark, Residency
 
 FOLD_ABOVE = 24
 NEIGHBOURS = 2

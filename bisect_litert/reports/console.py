@@ -10,11 +10,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from bisect_litert.record import Cause, Culprit, Mark, RunRecord
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import block_lines
 from bisect_litert.reports.names import cut_line
 from bisect_litert.reports.outcome import cause_words, headline, is_emulated, target_words, truth_name
+from bisect_litert.vocabulary import Cause, Mark
 from bisect_litert.wording import some_of
 
 LABEL_WIDTH = 11

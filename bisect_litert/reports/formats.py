@@ -6,7 +6,9 @@ import re
 import shlex
 from math import floor, isfinite, isnan, log10, nan
 
-from bisect_litert.record import LITERT_CPU, BlockResult, Comparison, InputInfo, Mark, RunName, RunRecord
+from bisect_litert.block_record import BlockResult, Comparison
+from bisect_litert.record import InputInfo, RunRecord
+from bisect_litert.vocabulary import LITERT_CPU, Mark, RunName
 
 SYMBOLS = {
     Mark.OK: "✓",

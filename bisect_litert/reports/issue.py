@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from bisect_litert.record import NO_CONTROL, BlockResult, Cause, Culprit, RunName, RunRecord
+from bisect_litert.block_record import BlockResult
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.reports import formats, markdown
 from bisect_litert.reports.markdown_text import code as _code
 from bisect_litert.reports.markdown_text import row as _row
 from bisect_litert.reports.markdown_text import text as _text
 from bisect_litert.reports.outcome import cause_words, is_emulated
+from bisect_litert.vocabulary import NO_CONTROL, Cause, RunName
 
 MAX_LENGTH = 60_000
 """GitHub takes 65536 characters."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as Xml
 
-from bisect_litert.record import Mark, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, exit_code, headline
+from bisect_litert.vocabulary import Mark
 
 SKIPPED = {Mark.UNTAPPED: "has no tap of its own", Mark.UNKNOWN: "its inputs on the GPU were not finite, or missing"}
 MODEL_CASE = "(model)"

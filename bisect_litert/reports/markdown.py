@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from math import isnan
 
-from bisect_litert.record import PYTORCH, BlockResult, Cause, RunName, RunRecord
+from bisect_litert.block_record import BlockResult
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.markdown_text import code as _code
 from bisect_litert.reports.markdown_text import row as _row
@@ -21,6 +22,7 @@ from bisect_litert.reports.outcome import (
     target_words,
     truth_name,
 )
+from bisect_litert.vocabulary import PYTORCH, Cause, RunName
 
 FOLD_ABOVE = 30
 PLOT_FILE = "divergence.png"

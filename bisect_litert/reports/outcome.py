@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect_litert.block_record import BlockResult, Comparison
 from bisect_litert.errors import ExitCode
-from bisect_litert.record import PYTORCH, BlockResult, Cause, Comparison, RunName, RunRecord
+from bisect_litert.record import RunRecord
+from bisect_litert.vocabulary import PYTORCH, Cause, RunName
 
 EMULATED = "emulated fp16, no GPU"
 PREDICTED = "predicted from torch, no GPU"

@@ -11,9 +11,10 @@ import json
 from math import isfinite, log10
 from typing import Any
 
-from bisect_litert.record import Mark, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, local_on_target
+from bisect_litert.vocabulary import Mark
 
 COLOURS = {
     Mark.OK: "#d9ead3",

@@ -7,7 +7,8 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from bisect_litert.record import Comparison, RunRecord
+from bisect_litert.block_record import Comparison
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten, shorten_all
 from bisect_litert.reports.outcome import (

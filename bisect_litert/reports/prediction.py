@@ -8,11 +8,13 @@ from math import isnan
 from rich.console import Console
 from rich.text import Text
 
-from bisect_litert.record import BlockResult, Mark, RangeInfo, RunRecord
+from bisect_litert.block_record import BlockResult, RangeInfo
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.block_table import fold
 from bisect_litert.reports.names import cut_line, shorten_all
 from bisect_litert.reports.outcome import headline
+from bisect_litert.vocabulary import Mark
 
 _HEADS = ("peak", "headroom", "sum", "squares")
 _MARKS = {Mark.CULPRIT: ("leaves the range", "bold red"), Mark.AFTER: ("after a culprit", "dim")}

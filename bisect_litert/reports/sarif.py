@@ -6,8 +6,9 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from bisect_litert.record import Cause, Culprit, RunRecord
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.reports.outcome import cause_words, exit_code
+from bisect_litert.vocabulary import Cause
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.handlers import Handler, Op, Table
 from bisect_litert.rewrites.plain import unchanged
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.values import Value
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation, some results passed through max(x, smallest number there is).
 

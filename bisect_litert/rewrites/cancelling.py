@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.handlers import Handler, Op, Table, axes_of
@@ -18,6 +17,7 @@ from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.terms import MOST, ONE, Book, Summed, Terms, steady
 from bisect_litert.rewrites.tracing import Traced
 from bisect_litert.rewrites.values import Value, true
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation without the terms that cancel.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Rewrite
+from bisect_litert.vocabulary import Cause
 
 NAMES = (
     "layer_norm",

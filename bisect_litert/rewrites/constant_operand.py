@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import by_line
 from bisect_litert.rewrites.handlers import Handler, Op, Table
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.tracing import Traced
 from bisect_litert.rewrites.values import Value, true
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation with tensors and constants of rank 4 where they meet.
 

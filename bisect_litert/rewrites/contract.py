@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bisect_litert.record import Cause
+from bisect_litert.vocabulary import Cause
 
 if TYPE_CHECKING:
     import torch

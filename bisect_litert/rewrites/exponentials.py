@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.handlers import Handler, Op, Table, axes_of
@@ -21,6 +20,7 @@ from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.terms import ONE, Book, Terms
 from bisect_litert.rewrites.tracing import Traced
 from bisect_litert.rewrites.values import BOTTOM, TOP, Value, true
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation with exponentials kept as their exponents, until a value is in range.
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import by_line
 from bisect_litert.rewrites.handlers import Op, Table
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.values import Value
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation with the last axis flipped as the one before the last.
 

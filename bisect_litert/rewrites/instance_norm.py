@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Change, Replacement, Rewrite
 from bisect_litert.rewrites.normalising import normalised
 from bisect_litert.rewrites.preamble import adopt
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.sources import source_of
+from bisect_litert.vocabulary import Cause
 
 KINDS = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}
 

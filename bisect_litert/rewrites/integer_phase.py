@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.handlers import Op, Table, handles
@@ -17,6 +16,7 @@ from bisect_litert.rewrites.plain import write
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.tracing import Traced
 from bisect_litert.rewrites.values import Value, true
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation with the angles of integer positions counted in whole 2^-32 parts of a turn.
 

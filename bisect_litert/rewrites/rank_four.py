@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.handlers import Op, Table, axes_of, handles
@@ -18,6 +17,7 @@ from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.tracing import Traced
 from bisect_litert.rewrites.values import Value, true
 from bisect_litert.rewrites.wide import MOST, Wide, around, copies, flat_of, permuted, shaped, together, wide
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation with at most four axes at a time, and with copies concatenated.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from bisect_litert.errors import BisectError
 from bisect_litert.models import eager
 from bisect_litert.programs.exported import ExportedModel
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import CannotRewrite
+from bisect_litert.vocabulary import Cause
 
 if TYPE_CHECKING:
     import torch

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Change, Replacement, Rewrite
 from bisect_litert.rewrites.preamble import adopt
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.sources import source_of
+from bisect_litert.vocabulary import Cause
 
 
 class ReturnedCopies(nn.Module):

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from bisect_litert.models import eager
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Change, Replacement, Rewrite
 from bisect_litert.rewrites.normalising import normalised
 from bisect_litert.rewrites.preamble import adopt
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.sources import source_of
+from bisect_litert.vocabulary import Cause
 
 ALIKE = 4e-6
 """How close a module's values have to be to those of an RMSNorm, relative to the largest; fp32 rounds to 1e-7."""

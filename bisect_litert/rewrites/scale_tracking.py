@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bisect_litert.record import Cause
 from bisect_litert.rewrites.contract import Replacement, Rewrite
 from bisect_litert.rewrites.graph_rewriter import rewrite_graph
 from bisect_litert.rewrites.region import Region
 from bisect_litert.rewrites.scaling import table
+from bisect_litert.vocabulary import Cause
 
 DOC = """The same computation with values stored under powers of two, so that none passes fp16's 65504.
 

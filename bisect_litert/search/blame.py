@@ -16,12 +16,13 @@ from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import Evaluator, TappedGraph
 from bisect_litert.measuring.readings import Errors, Force, Forward, OtherWeights, Tap, Values
-from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, PYTORCH, Cause, Culprit, Settings
+from bisect_litert.record import Culprit, Settings
 from bisect_litert.search.culprits import Reading, cause_of, faulty, leaves_range, misconverted
 from bisect_litert.search.ranges import RangeFault, accumulated_peak, first_fault
 from bisect_litert.taps.aliasing import operand_in_place_of
 from bisect_litert.taps.tapper import Layout
 from bisect_litert.verdicts import diagnosis
+from bisect_litert.vocabulary import NO_CONTROL, OTHER_WEIGHTS, PYTORCH, Cause
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.devices import placement, residency
 from bisect_litert.devices.jobs import CRASHED, TIMED_OUT, JobResult
 from bisect_litert.graphs.graph import Op
@@ -21,7 +22,6 @@ from bisect_litert.graphs.splitting import PartFailed, Parts
 from bisect_litert.measuring.evaluation import GPU, GPU_FP32, Evaluator, TappedGraph
 from bisect_litert.measuring.metrics import compare_by_scale, compare_output, out_of_line
 from bisect_litert.measuring.readings import Forward
-from bisect_litert.record import Comparison
 
 EXCLUDE = "LITERT_GPU_DEBUG_EXCLUDE_NODES"
 END = "LITERT_GPU_DEBUG_END_NODE"

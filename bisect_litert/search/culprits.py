@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.measuring.limits import FP16_UNIT, out_of_line
-from bisect_litert.record import Cause, Comparison, Settings
+from bisect_litert.record import Settings
+from bisect_litert.vocabulary import Cause
 
 STEPS = 3.0
 """Times a tensor's step that two honest devices may be apart, whatever their precision."""

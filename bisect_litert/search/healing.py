@@ -14,7 +14,7 @@ from bisect_litert.measuring import passing
 from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, HALF, ROUNDING, TappedGraph
 from bisect_litert.measuring.metrics import out_of_line, true_infinities
 from bisect_litert.measuring.readings import OUTPUT, Errors, Runs, build, measure
-from bisect_litert.record import Cause, Culprit, RunName
+from bisect_litert.record import Culprit
 from bisect_litert.search.blame import Blamer, Investigation, void
 from bisect_litert.search.culprits import (
     Reading,
@@ -29,6 +29,7 @@ from bisect_litert.search.feeding import Feeding
 from bisect_litert.search.outputs import Outputs
 from bisect_litert.search.standing import Found, Standing
 from bisect_litert.verdicts import diagnosis
+from bisect_litert.vocabulary import Cause, RunName
 
 MAX_ROUNDS = 8
 

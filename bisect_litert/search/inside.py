@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 
+from bisect_litert.block_record import OpResult
 from bisect_litert.graphs.emulation import allowance
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import GPU
 from bisect_litert.measuring.metrics import FP16_UNIT, out_of_line
-from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, Cause, Culprit, Mark, OpResult, Settings
+from bisect_litert.record import Culprit, Settings
 from bisect_litert.search.counterfactual import Controls
 from bisect_litert.search.culprits import UNEXPLAINED, Reading
 from bisect_litert.search.pricing import MAX_OPS, OpPrice, Priced, Pricer, Scene
@@ -19,6 +20,7 @@ from bisect_litert.search.sources import OpSources, Place
 from bisect_litert.verdicts import advice, diagnosis
 from bisect_litert.verdicts.confidence import Circumstances, confidence
 from bisect_litert.verdicts.diagnosis import number
+from bisect_litert.vocabulary import NO_CONTROL, OTHER_WEIGHTS, Cause, Mark
 
 MAX_LOOKED_INTO = 6
 """Culprits beyond these are named but not opened: the first ones are what a person acts on."""

@@ -8,11 +8,12 @@ import numpy as np
 
 from bisect_litert.measuring.evaluation import TappedGraph
 from bisect_litert.measuring.metrics import FP16_UNIT, compare_by_scale, out_of_line
-from bisect_litert.record import Cause, Culprit
+from bisect_litert.record import Culprit
 from bisect_litert.search.blame import Investigation
 from bisect_litert.search.culprits import Reading, Upstream, amplification, find_loss
 from bisect_litert.search.standing import Found, Standing
 from bisect_litert.verdicts import diagnosis
+from bisect_litert.vocabulary import Cause
 
 
 class Outputs:

@@ -13,6 +13,7 @@ from math import nan
 
 import numpy as np
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.graphs.cutting import cut
 from bisect_litert.graphs.dequantised import with_real_weights
@@ -21,10 +22,10 @@ from bisect_litert.graphs.emulation import Rounding, allowance, emulate, round_a
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, TappedGraph
 from bisect_litert.measuring.metrics import FP16_UNIT, compare_by_scale, out_of_line
-from bisect_litert.record import Cause, Comparison
 from bisect_litert.search.blame import Investigation
 from bisect_litert.search.culprits import Reading, limit
 from bisect_litert.search.ranges import accumulated_of, swallowed
+from bisect_litert.vocabulary import Cause
 
 MAX_OPS = 1024
 """Blocks with more ops are not looked into at once: so many taps were seen to run together on a GPU."""

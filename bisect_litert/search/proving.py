@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bisect_litert.graphs.graph import Op
-from bisect_litert.record import Cause, Culprit
+from bisect_litert.record import Culprit
 from bisect_litert.search.counterfactual import Control, Controls
 from bisect_litert.verdicts.diagnosis import number
+from bisect_litert.vocabulary import Cause
 
 PROVABLE = (Cause.OVERFLOW, Cause.PRECISION_LOSS, Cause.WRONG_KERNEL)
 """Faults that end where their ops leave the GPU."""

@@ -12,9 +12,10 @@ from bisect_litert.errors import BisectError
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.graphs.owners import Owners
 from bisect_litert.programs.exported import ExportedModel, Node
-from bisect_litert.record import Cause, Culprit
+from bisect_litert.record import Culprit
 from bisect_litert.taps.fingerprints import Fingerprints
 from bisect_litert.taps.tapper import same_value
+from bisect_litert.vocabulary import Cause
 
 CLOSE = 1e-3
 """Relative L2 difference up to which an op and a torch operator hold one value. Values of one block are told apart

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.measuring.evaluation import TappedGraph
 from bisect_litert.measuring.readings import Errors, Values
-from bisect_litert.record import Culprit, RunName
+from bisect_litert.record import Culprit
 from bisect_litert.search.culprits import Reading
+from bisect_litert.vocabulary import RunName
 
 
 @dataclass

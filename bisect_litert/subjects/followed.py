@@ -16,9 +16,9 @@ from bisect_litert.files.port_matching import ways
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import compare
 from bisect_litert.measuring.readings import Force, Tap
-from bisect_litert.record import TapOrigin
 from bisect_litert.taps import tapping
 from bisect_litert.taps.tapper import Layout
+from bisect_litert.vocabulary import TapOrigin
 
 CLOSE = 1e-3
 """Relative L2 difference between PyTorch's continuation and the file's output that other kernels explain."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from bisect_litert.graphs.graph import Graph, Op
-from bisect_litert.record import Cause, Culprit
+from bisect_litert.record import Culprit
 from bisect_litert.search.counterfactual import Control, Controls
 from bisect_litert.search.proving import right_without
 from bisect_litert.verdicts import diagnosis
 from bisect_litert.verdicts.diagnosis import number
+from bisect_litert.vocabulary import Cause
 
 
 def localise(

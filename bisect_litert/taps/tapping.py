@@ -15,9 +15,9 @@ from bisect_litert.graphs.emulation import SPLIT_LIMIT
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.pieces import let_go
 from bisect_litert.measuring.readings import OUTPUT, Forward, Tap
-from bisect_litert.record import TapOrigin
 from bisect_litert.taps.fingerprints import Tensors
 from bisect_litert.taps.tapper import NEAR, Finder, Layout
+from bisect_litert.vocabulary import TapOrigin
 
 LOOSEST = 1e-2
 """A tensor further off than this is no proof of anything, however chaotic the model."""

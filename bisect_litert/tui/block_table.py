@@ -14,11 +14,13 @@ from textual.coordinate import Coordinate
 from textual.message import Message
 from textual.widgets import DataTable
 
-from bisect_litert.record import BlockResult, Comparison, Mark, Residency, RunRecord
+from bisect_litert.block_record import BlockResult, Comparison
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten_all
 from bisect_litert.reports.outcome import local_on_target, on_target
 from bisect_litert.tui.colours import Colours, colours_of
+from bisect_litert.vocabulary import Mark, Residency
 
 NAME_CELLS = 22
 

@@ -16,7 +16,8 @@ from textual.message import Message
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
-from bisect_litert.record import BlockResult, RunRecord, TapInfo, TapOrigin
+from bisect_litert.block_record import BlockResult, TapInfo
+from bisect_litert.record import RunRecord
 from bisect_litert.records.rethreshold import allowed
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, target_run, truth_name
@@ -25,6 +26,7 @@ from bisect_litert.tui.colours import Colours, colours_of
 from bisect_litert.tui.stepped import Stepped
 from bisect_litert.tui.tensor_facts import PairFacts, read_facts
 from bisect_litert.tui.tensor_pair import TensorError, TensorPair
+from bisect_litert.vocabulary import TapOrigin
 
 PANELS = {
     "numbers": "Every run at this block (stored)",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.color import Color
 
-from bisect_litert.record import Mark
+from bisect_litert.vocabulary import Mark
 
 if TYPE_CHECKING:
     from textual.app import App

@@ -14,12 +14,13 @@ from textual.geometry import Size
 from textual.message import Message
 from textual_hires_canvas import Canvas, HiResMode
 
-from bisect_litert.record import Mark, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten_all
 from bisect_litert.reports.outcome import local_on_target, on_target
 from bisect_litert.tui.colours import colours_of
 from bisect_litert.tui.plot_words import legend
+from bisect_litert.vocabulary import Mark
 
 LEFT = 6
 """Cells of the y axis with its labels."""

@@ -12,12 +12,14 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from bisect_litert.record import BlockResult, Culprit, Mark, RunRecord
+from bisect_litert.block_record import BlockResult
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.records.rethreshold import allowed
 from bisect_litert.reports import formats
 from bisect_litert.reports.markdown import exclusions
 from bisect_litert.reports.outcome import cause_words, local_on_target
 from bisect_litert.tui.colours import Colours, colours_of
+from bisect_litert.vocabulary import Mark
 
 
 class EvidenceView(VerticalScroll):

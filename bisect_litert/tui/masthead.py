@@ -6,10 +6,11 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.widgets import Static
 
-from bisect_litert.record import PYTORCH, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import cause_words, headline, is_emulated
 from bisect_litert.tui.colours import colours_of
+from bisect_litert.vocabulary import PYTORCH
 
 
 class Masthead(Static):

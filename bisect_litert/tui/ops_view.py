@@ -13,12 +13,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Static
 
-from bisect_litert.record import LITERT_CPU, Culprit, Mark, OpResult, RunRecord
+from bisect_litert.block_record import OpResult
+from bisect_litert.record import Culprit, RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten
 from bisect_litert.reports.outcome import cause_words
 from bisect_litert.tui.colours import Colours, colours_of
 from bisect_litert.tui.stepped import Stepped
+from bisect_litert.vocabulary import LITERT_CPU, Mark
 
 FP16_MAX = 65504.0
 BAR, SHORT_BAR = 16, 9

@@ -13,12 +13,13 @@ from textual.containers import Container, Horizontal, Vertical
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from bisect_litert.record import Mark, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.tui.block_table import BlockTable
 from bisect_litert.tui.colours import colours_of
 from bisect_litert.tui.divergence_plot import ZOOM, DivergencePlot
 from bisect_litert.tui.plot_words import readout
+from bisect_litert.vocabulary import Mark
 
 TALL = 32
 """Rows from which there is room for the whole summary."""

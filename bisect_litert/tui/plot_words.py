@@ -6,7 +6,8 @@ from math import isnan
 
 from rich.text import Text
 
-from bisect_litert.record import BlockResult, RunRecord
+from bisect_litert.block_record import BlockResult
+from bisect_litert.record import RunRecord
 from bisect_litert.reports import formats
 from bisect_litert.reports.outcome import local_on_target, on_target
 from bisect_litert.tui.colours import Colours

@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
-from bisect_litert.record import Cause
+from bisect_litert.vocabulary import Cause
 
 
 @dataclass(frozen=True, slots=True)

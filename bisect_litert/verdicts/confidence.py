@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bisect_litert.measuring.metrics import out_of_line
-from bisect_litert.record import OTHER_WEIGHTS, Cause, Culprit, Settings
+from bisect_litert.record import Culprit, Settings
 from bisect_litert.search.culprits import Reading, limit, misconverted, shares_fault
+from bisect_litert.vocabulary import OTHER_WEIGHTS, Cause
 
 CLEAR = 3.0
 """Times the limit from which a local error is no borderline case."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isinf, isnan
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.measuring.metrics import out_of_line
-from bisect_litert.record import NO_CONTROL, OTHER_WEIGHTS, Cause, Comparison, Culprit, Settings, Verdict
+from bisect_litert.record import Culprit, Settings, Verdict
 from bisect_litert.search.culprits import UNEXPLAINED, Reading, fp32_limit, limit, small_beside
 from bisect_litert.search.ranges import RangeFault
+from bisect_litert.vocabulary import NO_CONTROL, OTHER_WEIGHTS, Cause
 
 ADVICE = {
     Cause.OVERFLOW: (

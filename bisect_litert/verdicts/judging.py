@@ -14,13 +14,14 @@ from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import GPU
 from bisect_litert.measuring.metrics import FP16_UNIT, compare, out_of_line
 from bisect_litert.measuring.readings import OUTPUT, Forward, Tap
-from bisect_litert.record import Artefact, Cause, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
+from bisect_litert.record import Artefact, Culprit, InputInfo, Placement, Refusal, RunInfo, Settings, Verdict
 from bisect_litert.search.counterfactual import Controls
 from bisect_litert.search.culprits import Reading
 from bisect_litert.search.standing import Found
 from bisect_litert.taps import fusion
 from bisect_litert.taps.gate import Choice
 from bisect_litert.verdicts import advice, diagnosis
+from bisect_litert.vocabulary import Cause
 
 EXACT = 0.02
 """Ratio below which an output was not stored in fp16: rounding it once costs at least a twentieth of what is expected

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bisect_litert import entrances
 from bisect_litert.errors import BisectError, ExitCode, RunFolderError
-from bisect_litert.record import Cause, RunRecord
+from bisect_litert.record import RunRecord
 from bisect_litert.records import run_folder
 from bisect_litert.records.runtime_survey import Answer, RuntimeRow, RuntimeSurvey
 from bisect_litert.reports import runtime_table
@@ -18,6 +18,7 @@ from bisect_litert.reports.outcome import exit_code, headline, is_emulated
 from bisect_litert.request import BisectRequest, Interrupted, OnProgress, Progress
 from bisect_litert.subjects.shared import SharedSubject
 from bisect_litert.versions.runtimes import Runtime, order
+from bisect_litert.vocabulary import Cause
 
 TABLE_FILE = "runtimes.md"
 _STAND_IN = re.compile(r" The (emulated fp16 run|run on the CPU) stands in.*")
