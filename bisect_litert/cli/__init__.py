@@ -6,7 +6,6 @@ import atexit
 import gc
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 
@@ -78,21 +77,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_and_leave() -> int:
-    """What the command is: `main`, without taking torch and jax apart at the end object by object: that takes a second.
+    """Does what the command does: `main`, without the second that it takes to take torch and jax apart at the end.
 
     Returns:
-        The exit code, if there was nothing to save.
+        The exit code.
     """
     gc.set_threshold(50_000, 20, 100)  # they make a million objects that stay: looking through them is for nothing
-    code = main()
-    if "torch" in sys.modules:
-        # Everything that is due at an exit, in the interpreter's own order.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except OSError:
-            return code  # the interpreter has its own way of saying so
-        os._exit(code)
-    return code
+    codes: list[int] = []
+    atexit.register(_leave, codes)  # the first to be registered is the last to be called
+    codes.append(main())
+    return codes[0]
+
+
+def _leave(codes: Sequence[int]) -> None:
+    if not codes or "torch" not in sys.modules:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return  # the interpreter has its own way of saying so
+    os._exit(codes[0])
