@@ -19,8 +19,8 @@ STEPS = 3.0
 UNEXPLAINED = 1e-2
 """Local relative L2 error that no digits fp16 loses in a block come to, long sums apart; the default of
 `Settings.output_limit`."""
-
-
+NO_SHARE = 0.1
+"""Part of a block's error up to which another run's error there is not the same fault."""
 HINT = 3.0
 """Times what storing costs that a block in line is off before a run in fp32 is spent on it."""
 
@@ -146,7 +146,7 @@ def _beside_the_fault(reading: Reading, settings: Settings) -> bool:
     cpu, local = reading.cpu, reading.local
     if cpu is None or local is None or not faulty(reading, settings):
         return False
-    return cpu.finite_agreement and cpu.relative_l2 < reading.cost and cpu.relative_l2 <= 0.1 * local.relative_l2
+    return cpu.finite_agreement and cpu.relative_l2 < reading.cost and cpu.relative_l2 <= NO_SHARE * local.relative_l2
 
 
 def _unexplained(reading: Reading, settings: Settings) -> bool:
@@ -171,7 +171,7 @@ def shares_fault(reading: Reading, settings: Settings) -> bool:
 
 def small_beside(fp32: Comparison, local: Comparison) -> bool:
     """Whether an error in fp32 is no share of the error in fp16; beside one that is not finite it has to be finite."""
-    return fp32.finite_agreement and local.finite_agreement and fp32.relative_l2 <= 0.1 * local.relative_l2
+    return fp32.finite_agreement and local.finite_agreement and fp32.relative_l2 <= NO_SHARE * local.relative_l2
 
 
 def find_faults(readings: Sequence[Reading], settings: Settings) -> list[str]:
