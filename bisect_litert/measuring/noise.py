@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
@@ -69,14 +69,34 @@ def find_noise(exact: Mapping[str, np.ndarray], single: Mapping[str, np.ndarray]
         exact: In fp64, by tap key or output label.
         single: In fp32.
     """
+    return {key: error.noise for key, error in fp32_errors(exact, single).items() if error.noise}
+
+
+@dataclass(frozen=True, slots=True)
+class Fp32Error:
+    """What fp32 makes of one tensor."""
+
+    relative_l2: float
+    """2-norm of its error over that of the exact tensor; inf where that is zero and the error is not."""
+    noise: Noise | None
+
+
+def fp32_errors(exact: Mapping[str, np.ndarray], single: Mapping[str, np.ndarray]) -> dict[str, Fp32Error]:
+    """Measures what fp32 costs float tensors; what is not finite in both is left out.
+
+    Args:
+        exact: In fp64, by tap key or output label.
+        single: In fp32; those of another shape are left out.
+    """
     found = {}
     for key, value in single.items():
         if value.dtype.kind != "f" or not value.size or key not in exact or exact[key].shape != value.shape:
             continue
         error, size, given = _norms(exact[key], value)
-        if given == 0 or error > LOST * size:
-            root = sqrt(value.size)
-            found[key] = Noise(size / root, given / root, error / FP32_UNIT)
+        root = sqrt(value.size)
+        lost = given == 0 or error > LOST * size
+        noise = Noise(size / root, given / root, error / FP32_UNIT) if lost else None
+        found[key] = Fp32Error(error / size if size else inf if error else 0.0, noise)
     return found
 
 

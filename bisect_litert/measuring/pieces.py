@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+OnTensor = Callable[[str, np.ndarray], None]
+"""Takes a tensor by its name as soon as it is computed; nobody keeps it afterwards."""
 PIECE = 3 << 14
 """Elements computed with at a time: three eighths of a megabyte in float64."""
 _ALONE = 1 << 13

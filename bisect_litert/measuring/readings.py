@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -12,17 +12,13 @@ from bisect_litert.block_record import Comparison, RunErrors
 from bisect_litert.graphs.emulation import allowance
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.metrics import compare_by_scale
-from bisect_litert.measuring.pieces import let_go
+from bisect_litert.measuring.pieces import OnTensor, let_go
 from bisect_litert.search.culprits import Reading
 from bisect_litert.taps.tapper import Layout
 from bisect_litert.vocabulary import RunName, TapOrigin
 
 OUTPUT = "(output)"
 """Block name of the model's own outputs: what follows the last block."""
-
-
-Look = Callable[[str, np.ndarray], None]
-"""Takes a tap's key and what was computed there."""
 
 
 class Forward(Protocol):
@@ -47,7 +43,7 @@ class Forward(Protocol):
 class Force(Protocol):
     """Runs the reference with the given tensors put in place of the blocks' outputs."""
 
-    def __call__(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
+    def __call__(self, values: Mapping[str, np.ndarray], look: OnTensor | None = None) -> Forward:
         """Returns what it computed before each replacement, or shows each tap and keeps none."""
         ...
 

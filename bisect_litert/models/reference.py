@@ -7,28 +7,23 @@ difference to that run's value there is that block's own contribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bisect_litert.errors import BisectError, InputsError, UnfitReferenceError
-from bisect_litert.measuring.pieces import let_go, pairs
+from bisect_litert.measuring.pieces import OnTensor, let_go
 from bisect_litert.models import eager, structure
 from bisect_litert.models.blocks import Block, module_at
+from bisect_litert.models.fitness import difference, holds_nan
 from bisect_litert.models.float64 import Float64, in_float64
 from bisect_litert.models.shelf import Shelf
 from bisect_litert.models.tapped import tapped_copy, watch
 
 if TYPE_CHECKING:
     import torch
-
-Look = Callable[[str, np.ndarray], None]
-"""Takes a tap's key and what torch computed there, when it is computed; the tensor is nobody's afterwards."""
-REPEAT_LIMIT = 1e-5
-"""Largest difference between two eager runs, relative to the tensor's peak, that passes as another summation order
-(fp32 has 6e-8 per operation); random numbers and state give differences of order one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +121,23 @@ class TorchReference:
                 ) from None
         return self._first
 
-    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
+    def check(self) -> Forward:
+        """Returns the plain forward, which can be compared with.
+
+        Raises:
+            InputsError: The forward fails on these inputs.
+            UnfitReferenceError: It holds NaN.
+        """
+        truth = self.run()
+        bad = next((key for key, value in {**truth.taps, **truth.outputs}.items() if holds_nan(value)), None)
+        if bad is not None:
+            raise UnfitReferenceError(
+                f"PyTorch's own result holds NaN at {bad}.",
+                hint="Fix the model or its inputs first: there is no right answer to compare with.",
+            )
+        return truth
+
+    def force(self, values: Mapping[str, np.ndarray], look: OnTensor | None = None) -> Forward:
         """Returns a forward with each tapped tensor replaced, after it is recorded.
 
         Args:
@@ -136,7 +147,7 @@ class TorchReference:
         """
         return self._forced(self._single(), values, look)
 
-    def run64(self, look: Look | None = None) -> Forward | None:
+    def run64(self, look: OnTensor | None = None) -> Forward | None:
         """Returns the forward in float64, or None with the reason in `float64_problem`."""
         model = self._in_double()
         if model is None:
@@ -148,7 +159,7 @@ class TorchReference:
             self.float64_problem = f"The model does not run in float64: {eager.one_line(error)}."
             return None
 
-    def force64(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward | None:
+    def force64(self, values: Mapping[str, np.ndarray], look: OnTensor | None = None) -> Forward | None:
         """Returns the float64 forward with taps replaced as by `force`; None where the model cannot run in float64."""
         model = self._in_double()
         if model is None:
@@ -184,7 +195,7 @@ class TorchReference:
 
         def look(key: str, array: np.ndarray) -> None:
             if not found:
-                found.append(_difference(f"the output of {key}", first.taps.get(key), array))
+                found.append(difference(f"the output of {key}", first.taps.get(key), array))
                 found[:] = filter(None, found)
 
         second = self._forward(self._single(), {}, seed, look)
@@ -192,7 +203,7 @@ class TorchReference:
             return "other blocks are called"
         for key, array in first.outputs.items():
             if not found:
-                found += filter(None, [_difference(f"the model's {key}", array, second.outputs.get(key))])
+                found += filter(None, [difference(f"the model's {key}", array, second.outputs.get(key))])
         return found[0] if found else ""
 
     def _single(self) -> _Model:
@@ -210,7 +221,7 @@ class TorchReference:
                 return None
         return self._double
 
-    def _forced(self, model: _Model, values: Mapping[str, np.ndarray], look: Look | None) -> Forward:
+    def _forced(self, model: _Model, values: Mapping[str, np.ndarray], look: OnTensor | None) -> Forward:
         return self._forward(model, values, self.seed, look, keep_partial=True)
 
     def _forward(
@@ -218,7 +229,7 @@ class TorchReference:
         model: _Model,
         values: Mapping[str, np.ndarray],
         seed: int,
-        look: Look | None = None,
+        look: OnTensor | None = None,
         *,
         keep_partial: bool = False,
     ) -> Forward:
@@ -305,32 +316,6 @@ def _tensor_like(value: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
 
     array = np.array(value, order="C", copy=True)
     return torch.empty_like(tensor).copy_(torch.from_numpy(array).reshape(tensor.shape))
-
-
-def _difference(name: str, one: np.ndarray | None, other: np.ndarray | None) -> str:
-    """Returns how a tensor of two forwards differs, as the end of a sentence, or ""."""
-    if one is None or other is None or one.shape != other.shape:
-        return f"{name} has another shape"
-    if all(np.array_equal(left, right) for left, right in pairs(one, other)):  # as nearly all are, and cheaper to see
-        let_go(one, other)
-        return ""
-    distance = peak = 0.0
-    for left, right in pairs(_real(one), _real(other)):
-        odd = ~np.isfinite(left) | ~np.isfinite(right)
-        if odd.any() and not np.array_equal(left[odd], right[odd], equal_nan=left.dtype.kind == "f"):
-            return f"{name} is non-finite in other places"
-        left, right = left[~odd].astype(np.float64), right[~odd].astype(np.float64)
-        distance = max(distance, float(np.max(np.abs(left - right), initial=0.0)))
-        peak = max(peak, float(np.max(np.abs(left), initial=0.0)))
-    let_go(one, other)
-    if distance > REPEAT_LIMIT * peak:
-        return f"{name} differs by up to {distance:.3g} (its peak is {peak:.3g})"
-    return ""
-
-
-def _real(values: np.ndarray) -> np.ndarray:
-    """Complex numbers as pairs of real ones."""
-    return values.reshape(-1).view(values.real.dtype) if np.iscomplexobj(values) else values
 
 
 def _position(index: int) -> str:

@@ -14,7 +14,8 @@ from bisect_litert.devices.job_queue import JobQueue
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.noise import Noise
-from bisect_litert.measuring.readings import Forward, Look, OtherWeights
+from bisect_litert.measuring.pieces import OnTensor
+from bisect_litert.measuring.readings import Forward, OtherWeights
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.search.sources import OpSources
 from bisect_litert.taps.tapper import Layout
@@ -118,7 +119,7 @@ class Subject(Protocol):
         """Goes on in another run, which has a runner and a folder of its own; `locate` was called in the first."""
         ...
 
-    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
+    def force(self, values: Mapping[str, np.ndarray], look: OnTensor | None = None) -> Forward:
         """Returns what the reference computes with these values put in place of the blocks' outputs, by tap key; with
         `look`, shows it that at each tap and keeps it nowhere."""
         ...

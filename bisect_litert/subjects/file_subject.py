@@ -12,7 +12,7 @@ from bisect_litert.files.file_reference import Computed, FileReference
 from bisect_litert.files.op_paths import Paths
 from bisect_litert.graphs.dequantised import has_integers, with_real_weights
 from bisect_litert.graphs.graph import Graph, Op
-from bisect_litert.measuring.readings import Look
+from bisect_litert.measuring.pieces import OnTensor
 from bisect_litert.programs.torch_source import Twin
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.request import BisectRequest, BlockLine
@@ -112,7 +112,7 @@ class FileSubject:
         """Lets the reference run there."""
         self._reference.move_to(place.runner, place.folder)
 
-    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Computed:
+    def force(self, values: Mapping[str, np.ndarray], look: OnTensor | None = None) -> Computed:
         """Runs the file on the CPU with these values in place of the blocks' outputs."""
         computed = self._reference.force(values)
         if look is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.measuring.readings import Forward, Look
+from bisect_litert.measuring.pieces import OnTensor
+from bisect_litert.measuring.readings import Forward
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.search.sources import OpSources
 from bisect_litert.subjects import Located, Stage, Subject, Workplace
@@ -77,7 +78,7 @@ class SharedSubject:
         """Goes on in another run."""
         self._subject.move_to(place)
 
-    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
+    def force(self, values: Mapping[str, np.ndarray], look: OnTensor | None = None) -> Forward:
         """Returns what the reference computes with these values in place of the blocks' outputs."""
         return self._subject.force(values, look)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from bisect_litert.graphs.graph import Graph
 from bisect_litert.graphs.stored_conversion import Converter
 from bisect_litert.measuring.evaluation import float_outputs
 from bisect_litert.measuring.metrics import compare
-from bisect_litert.measuring.noise import Noise, find_noise
-from bisect_litert.measuring.pieces import flat_pieces, let_go
+from bisect_litert.measuring.noise import Fp32Error, Noise, find_noise, fp32_errors
+from bisect_litert.measuring.pieces import OnTensor, let_go
 from bisect_litert.models import blocks as block_stage
 from bisect_litert.models.preparation import LoadedModel, describe_inputs
-from bisect_litert.models.reference import Forward, Look, TorchReference, tapped_module
+from bisect_litert.models.reference import Forward, TorchReference, tapped_module
 from bisect_litert.models.shelf import Shelf
 from bisect_litert.programs.exported import ExportedModel
 from bisect_litert.programs.node_sets import Suspect
@@ -82,13 +83,7 @@ class TorchSubject:
         shelf = Shelf(self.request.tap_memory)
         self._torch = TorchReference(loaded.module, loaded.args, loaded.kwargs, selected, self.request.seed, shelf)
         with stage("torch"):
-            truth = self.truth = self._torch.run()
-            bad = [k for k, v in {**truth.taps, **truth.outputs}.items() if _holds_nan(v)]
-            if bad:
-                raise UnfitReferenceError(
-                    f"PyTorch's own result holds NaN at {bad[0]}.",
-                    hint="Fix the model or its inputs first: there is no right answer to compare with.",
-                )
+            truth = self.truth = self._torch.check()
             wobbly = self._torch.repeatable()
             if wobbly:
                 hint = "Make the model deterministic (eval mode, fixed noise) to have something to compare with."
@@ -128,7 +123,7 @@ class TorchSubject:
         """Changes nothing: PyTorch runs in this process."""
         del place
 
-    def force(self, values: Mapping[str, np.ndarray], look: Look | None = None) -> Forward:
+    def force(self, values: Mapping[str, np.ndarray], look: OnTensor | None = None) -> Forward:
         """Runs PyTorch with these values in place of the blocks' outputs."""
         return self._torch.force(values, look)
 
@@ -162,18 +157,16 @@ class TorchSubject:
         be; and what it leaves no digit of."""
         truth = self.truth
         local: dict[str, float] = {}
-        whole: dict[str, float] = {}
-        noise: dict[str, Noise] = {}
+        whole: dict[str, Fp32Error] = {}
 
         def look(key: str, wide: np.ndarray) -> None:
             if key in truth.taps:
-                single = {key: truth.taps[key]}
-                whole.update(differences({key: wide}, single))
-                noise.update(find_noise({key: wide}, single))
+                whole.update(fp32_errors({key: wide}, {key: truth.taps[key]}))
 
         def look_forced(key: str, wide: np.ndarray) -> None:
             if key in truth.taps:
-                terms = {key: noise[key].terms} if key in noise else {}
+                noise = whole[key].noise if key in whole else None
+                terms = {key: noise.terms} if noise else {}
                 local.update(differences({key: wide}, {key: truth.taps[key]}, terms))
 
         double = self._torch.run64(look)
@@ -181,10 +174,11 @@ class TorchSubject:
         self._torch.forget64()
         if double is None or forced is None:
             return {}, {}, {}
+        noise = {key: error.noise for key, error in whole.items() if error.noise}
         noise |= find_noise(double.outputs, truth.outputs)
         terms = {key: found.terms for key, found in noise.items()}
         local |= differences(forced.outputs, truth.outputs, terms)
-        return local, {k: 100 * v for k, v in whole.items()}, noise
+        return local, {k: 100 * error.relative_l2 for k, error in whole.items() if isfinite(error.relative_l2)}, noise
 
     def _tap(
         self,
@@ -251,12 +245,6 @@ class TorchSubject:
                     hint="Return real tensors of a fixed size.",
                 )
         return {label: port.name for label, port in zip(labels, ports, strict=True)}
-
-
-def _holds_nan(values: np.ndarray) -> bool:
-    found = values.dtype.kind == "f" and any(np.isnan(piece).any() for piece in flat_pieces(values))
-    let_go(values)
-    return found
 
 
 def differences(
