@@ -16,7 +16,7 @@ import numpy as np
 
 from bisect_litert.errors import ConversionError
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.graphs.ways_around import way_around
+from bisect_litert.verdicts.advice import way_around
 
 _TRACER = "torch/fx/proxy.py"
 """PyTorch's own, where the converter puts operations whose line it has lost."""

@@ -107,7 +107,7 @@ def _culprit(block: BlockPrediction, predicted: Prediction) -> Culprit:
     module_class = (node.module_class if node else "") or block.class_name
     kind = "" if block.kind == "overflow" else block.kind
     op = _LITERT.get(node.target.split(".")[1] if node and "." in node.target else "", "")
-    entry = advice.find(Cause.OVERFLOW, kind, op, module_class, len(node.shape) if node else None)
+    entry = advice.ask(advice.Query(Cause.OVERFLOW.value, kind, op, module_class, len(node.shape) if node else None))
     off = "is not finite" if isinf(block.half) else f"is off by {block.half:.2g} (relative L2)"
     cost = f"Held in fp16, the block's output {off}, where rounding to 11 bits alone costs {block.significand:.2g}."
     evidence = (_sentence(block), cost)

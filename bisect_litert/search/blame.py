@@ -21,7 +21,7 @@ from bisect_litert.search.culprits import Reading, cause_of, faulty, leaves_rang
 from bisect_litert.search.ranges import RangeFault, accumulated_peak, first_fault
 from bisect_litert.taps.aliasing import operand_in_place_of
 from bisect_litert.taps.tapper import Layout
-from bisect_litert.verdicts import diagnosis
+from bisect_litert.verdicts import advice, diagnosis
 from bisect_litert.vocabulary import NO_CONTROL, OTHER_WEIGHTS, PYTORCH, Cause
 
 
@@ -126,9 +126,9 @@ class Blamer:
         if cause is Cause.UNWRITTEN_OUTPUT and self._hands_on():
             sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)
         origin = fault.op.index if fault is not None and cause is Cause.OVERFLOW else -1
-        advice = diagnosis.advice(cause, kind)
+        step = advice.default(cause, kind)
         local, ratio = reading.level, reading.ratio
-        return Culprit(reading.block, cause, kind, sentences, advice, hidden, origin, local=local, ratio=ratio)
+        return Culprit(reading.block, cause, kind, sentences, step, hidden, origin, local=local, ratio=ratio)
 
     def hidden_overflow(self, reading: Reading, hidden: bool, graph: TappedGraph) -> Culprit | None:
         """Names an overflow inside a block whose output hardly shows it; None when nothing inside overflows."""
@@ -137,15 +137,15 @@ class Blamer:
         if fault is None or fault.kind != "overflow":
             return None
         sentences = diagnosis.evidence(reading, Cause.OVERFLOW, self.case.settings, fault, "", self.case.target)
-        advice = diagnosis.advice(Cause.OVERFLOW, "")
+        step = advice.default(Cause.OVERFLOW)
         local, ratio = reading.level, reading.ratio
-        return Culprit(reading.block, Cause.OVERFLOW, "", sentences, advice, hidden, local=local, ratio=ratio)
+        return Culprit(reading.block, Cause.OVERFLOW, "", sentences, step, hidden, local=local, ratio=ratio)
 
     def quiet_kernel(self, reading: Reading, hidden: bool) -> Culprit:
         """Names a wrong kernel inside a block whose output hardly shows it."""
         sentences = diagnosis.evidence(reading, Cause.WRONG_KERNEL, self.case.settings, None, "", self.case.target)
-        advice = diagnosis.advice(Cause.WRONG_KERNEL, "")
-        return Culprit(reading.block, Cause.WRONG_KERNEL, "", sentences, advice, hidden)
+        step = advice.default(Cause.WRONG_KERNEL)
+        return Culprit(reading.block, Cause.WRONG_KERNEL, "", sentences, step, hidden)
 
     def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
         """Whether an output of the model was never written, or holds an operand's values while the graph reads its

@@ -77,22 +77,7 @@ def _unique(culprits: Iterable[Culprit]) -> list[Culprit]:
 
 def _advised(culprit: Culprit, scene: Scene | None, tools: Tools) -> Culprit:
     """Adds the rewrite that fits, the known issue, and how sure the verdict is."""
-    op = next((o for o in culprit.ops if o.index == culprit.op), None)
-    operands = [tools.graph.tensors[t] for t in tools.graph.ops[culprit.op].inputs if t >= 0] if op else []
-    constants = [t for t in operands if t.constant]
-    entry = advice.find(
-        culprit.cause,
-        culprit.kind,
-        op.type if op else culprit.operator,
-        tools.classes.get(culprit.module, tools.classes.get(culprit.block.split("@")[0], "")),
-        len(op.shape) if op else None,
-        bool(constants) if op else None,
-        constant_rows=any(len(t.shape) > 0 and t.shape[0] > 1 for t in constants) if op else None,
-        mixed_ranks=len({len(t.shape) for t in operands}) > 1 if op else None,
-        longest=max((n for shape in (op.shape, *(t.shape for t in operands)) for n in shape), default=0)
-        if op
-        else None,
-    )
+    entry = advice.ask(_query(culprit, tools))
     if entry is not None:
         culprit = replace(culprit, advice=entry.text, upstream=entry.reference)
     reading = scene.reading if scene else None
@@ -101,22 +86,36 @@ def _advised(culprit: Culprit, scene: Scene | None, tools: Tools) -> Culprit:
     return replace(culprit, confidence=word, confidence_reason=why)
 
 
+def _query(culprit: Culprit, tools: Tools) -> advice.Query:
+    """Puts together what is known of a culprit and, where it was found, of its op."""
+    known = advice.Query(
+        cause=culprit.cause.value,
+        kind=culprit.kind,
+        op=culprit.operator,
+        module_class=tools.classes.get(culprit.module, tools.classes.get(culprit.block.split("@")[0], "")),
+    )
+    op = next((o for o in culprit.ops if o.index == culprit.op), None)
+    if op is None:
+        return known
+    operands = [tools.graph.tensors[t] for t in tools.graph.ops[culprit.op].inputs if t >= 0]
+    constants = [t for t in operands if t.constant]
+    return replace(
+        known,
+        op=op.type,
+        rank=len(op.shape),
+        constant_operand=bool(constants),
+        constant_rows=any(t.shape and t.shape[0] > 1 for t in constants),
+        mixed_ranks=len({len(t.shape) for t in operands}) > 1,
+        longest=max((n for shape in (op.shape, *(t.shape for t in operands)) for n in shape), default=0),
+    )
+
+
 def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
+    """Finds a culprit's op, or the operator that the conversion lost."""
     if culprit.kind == OTHER_WEIGHTS:
         return culprit
     if culprit.cause is Cause.CONVERSION:
-        lost = tools.sources.first_lost(culprit.block)
-        if lost is None:
-            return culprit
-        said = f"The first operator whose value the .tflite file no longer has: {lost.code or lost.module}."
-        return replace(
-            culprit,
-            module=lost.module,
-            source=lost.source,
-            code=lost.excerpt,
-            operator=lost.operator,
-            evidence=(*culprit.evidence, said),
-        )
+        return _with_lost_operator(culprit, tools)
     if culprit.cause not in PROVABLE:
         return culprit
     priced = tools.pricer.price(scene)
@@ -154,6 +153,21 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
     )
 
 
+def _with_lost_operator(culprit: Culprit, tools: Tools) -> Culprit:
+    lost = tools.sources.first_lost(culprit.block)
+    if lost is None:
+        return culprit
+    said = f"The first operator whose value the .tflite file no longer has: {lost.code or lost.module}."
+    return replace(
+        culprit,
+        module=lost.module,
+        source=lost.source,
+        code=lost.excerpt,
+        operator=lost.operator,
+        evidence=(*culprit.evidence, said),
+    )
+
+
 def _settled(culprit: Culprit, guilty: OpPrice, reading: Reading, tools: Tools) -> Culprit:
     """Without an fp32 control, lets the guilty op tell lost digits from a wrong kernel.
 
@@ -169,7 +183,7 @@ def _settled(culprit: Culprit, guilty: OpPrice, reading: Reading, tools: Tools) 
         return culprit
     kind = NO_CONTROL if cause is Cause.WRONG_KERNEL else ""
     sentences = diagnosis.evidence(reading, cause, tools.settings, None, "", GPU)
-    return replace(culprit, cause=cause, kind=kind, evidence=sentences, advice=diagnosis.advice(cause, kind))
+    return replace(culprit, cause=cause, kind=kind, evidence=sentences, advice=advice.default(cause, kind))
 
 
 def _relocated(culprit: Culprit, blocks: Sequence[str]) -> Culprit:

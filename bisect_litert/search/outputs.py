@@ -12,7 +12,7 @@ from bisect_litert.record import Culprit
 from bisect_litert.search.blame import Investigation
 from bisect_litert.search.culprits import Reading, Upstream, amplification, find_loss
 from bisect_litert.search.standing import Found, Standing
-from bisect_litert.verdicts import diagnosis
+from bisect_litert.verdicts import advice, diagnosis
 from bisect_litert.vocabulary import Cause
 
 
@@ -102,10 +102,10 @@ class Outputs:
         before = max([FP16_UNIT, *(_known(levels.get(p, 0.0)) for p in reading.parents)])
         self._found.scenes[block] = (reading, graph)
         sentences = diagnosis.loss_evidence(reading, before, self._case.settings)
-        advice = diagnosis.advice(Cause.PRECISION_LOSS, "")
+        step = advice.default(Cause.PRECISION_LOSS)
         local, ratio = reading.level, reading.ratio
         self._standing.confirmed[block] = Culprit(
-            block, Cause.PRECISION_LOSS, "", sentences, advice, number > 0, local=local, ratio=ratio
+            block, Cause.PRECISION_LOSS, "", sentences, step, number > 0, local=local, ratio=ratio
         )
 
     def _outcome(self, readings: Sequence[Reading], off: bool) -> str:

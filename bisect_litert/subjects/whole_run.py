@@ -17,11 +17,11 @@ from bisect_litert.devices.jobs import Job, JobResult, JobRunner
 from bisect_litert.errors import ConversionError, RunnerError
 from bisect_litert.graphs.cutting import boundary, can_be_parted, cut, sinks
 from bisect_litert.graphs.graph import Graph, Op
-from bisect_litert.graphs.ways_around import way_around
 from bisect_litert.measuring.evaluation import STRETCHES, TAP_MEMORY
 from bisect_litert.measuring.pieces import let_go
 from bisect_litert.models.shelf import Shelf
 from bisect_litert.taps.fingerprints import Tensors
+from bisect_litert.verdicts.advice import way_around
 
 _IN_MEMORY = 64 << 20
 """Bytes of what later stretches read that stay in memory."""

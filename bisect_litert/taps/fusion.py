@@ -13,7 +13,7 @@ from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.record import Culprit
 from bisect_litert.search.counterfactual import Control, Controls
 from bisect_litert.search.proving import right_without
-from bisect_litert.verdicts import diagnosis
+from bisect_litert.verdicts import advice
 from bisect_litert.verdicts.diagnosis import number
 from bisect_litert.vocabulary import Cause
 
@@ -55,7 +55,7 @@ def localise(
         cause=Cause.TAP_EFFECT,
         kind="",
         evidence=tuple(evidence),
-        advice=diagnosis.advice(Cause.TAP_EFFECT, ""),
+        advice=advice.default(Cause.TAP_EFFECT),
         op=index,
         region=(index, index),
         proof=right_without(f"only op {index}", [index], controls, limit),
@@ -97,9 +97,7 @@ def localise_death(
     )
     lives = controls.without([index]).ok
     proof = (f"With only op {index} kept off the GPU the runtime lives.",) if lives else ()
-    return Culprit(
-        block, cause, "", evidence, diagnosis.advice(cause, ""), op=index, region=(index, index), proof=proof
-    )
+    return Culprit(block, cause, "", evidence, advice.default(cause), op=index, region=(index, index), proof=proof)
 
 
 def localise_invalid(
@@ -141,7 +139,7 @@ def localise_invalid(
         Cause.WRONG_KERNEL,
         "",
         evidence,
-        diagnosis.advice(Cause.WRONG_KERNEL, ""),
+        advice.default(Cause.WRONG_KERNEL),
         op=index,
         region=(index, index),
         proof=proof,

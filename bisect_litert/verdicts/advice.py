@@ -1,4 +1,5 @@
-"""What to write instead: the rewrite, and the known upstream issue, that fit a culprit or a refused operation.
+"""What to write instead: the rewrite, and the known upstream issue, that fit a culprit, or an operation that the GPU
+refuses or that does not convert.
 
 The knowledge is data/advice.json, a list of entries; docs/advice.md shows it as tables and is written by
 `python -m bisect_litert.verdicts.advice > docs/advice.md`. Each entry carries an example, a query that has to come back
@@ -150,36 +151,10 @@ def ask(query: Query) -> Entry | None:
     return max((entry for entry in entries() if entry.answers(query)), key=lambda e: e.specificity, default=None)
 
 
-def find(
-    cause: Cause | str,
-    kind: str = "",
-    op: str = "",
-    module_class: str = "",
-    rank: int | None = None,
-    constant_operand: bool | None = None,
-    *,
-    constant_rows: bool | None = None,
-    mixed_ranks: bool | None = None,
-    longest: int | None = None,
-) -> Entry | None:
-    """Finds the advice for a culprit.
-
-    Args:
-        cause: Why it is wrong.
-        kind: The cause's sub-kind, such as "underflow".
-        op: Type of the guilty op; for a conversion fault PyTorch's name of the operator will do.
-        module_class: Class name of the deepest module that owns the op.
-        rank: Rank of the op's result.
-        constant_operand: Whether one of the op's operands is a constant.
-        constant_rows: Whether the outermost axis of such a constant is longer than 1.
-        mixed_ranks: Whether the op's operands differ in rank.
-        longest: Longest axis of the op's operands and result.
-
-    Returns:
-        The most specific entry; the cause's default when nothing else fits; None for `Cause.NONE`.
-    """
-    shapes = {"constant_rows": constant_rows, "mixed_ranks": mixed_ranks, "longest": longest}
-    return ask(Query(str(cause), kind, op, module_class, rank, constant_operand, **shapes))  # type: ignore[arg-type]
+def default(cause: Cause, kind: str = "") -> str:
+    """Returns what to try for a cause of which nothing else is known; empty where nothing is wrong."""
+    entry = ask(Query(cause.value, kind))
+    return entry.text if entry else ""
 
 
 def for_refusal(op: str, reason: str) -> Entry | None:
@@ -190,6 +165,16 @@ def for_refusal(op: str, reason: str) -> Entry | None:
 def for_conversion_error(message: str) -> Entry | None:
     """Finds the advice for a message of the converter's, which left nothing to test."""
     return ask(Query(Cause.CANNOT_TEST.value, reason=message))
+
+
+def way_around(said: str) -> str:
+    """Returns what to write instead of an operation that does not convert; empty when nothing is known.
+
+    Args:
+        said: Its name, or what the converter or the runtime says of it.
+    """
+    entry = for_conversion_error(said)
+    return entry.text if entry is not None and not entry.is_default else ""
 
 
 def markdown() -> str:

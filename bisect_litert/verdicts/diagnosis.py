@@ -10,39 +10,8 @@ from bisect_litert.measuring.metrics import out_of_line
 from bisect_litert.record import Culprit, Settings, Verdict
 from bisect_litert.search.culprits import UNEXPLAINED, Reading, fp32_limit, limit, small_beside
 from bisect_litert.search.ranges import RangeFault
+from bisect_litert.verdicts import advice
 from bisect_litert.vocabulary import NO_CONTROL, OTHER_WEIGHTS, Cause
-
-ADVICE = {
-    Cause.OVERFLOW: (
-        "Scale the values down before the operation that leaves the range and normalise the scaled values, or keep "
-        "this block in fp32."
-    ),
-    Cause.PRECISION_LOSS: (
-        "Keep large offsets, positions and long sums out of fp16: subtract before you add, reduce the range first, or "
-        "precompute."
-    ),
-    Cause.PRECISION_COMPOUNDING: (
-        "No single block is to blame. Keep the deepest part in fp32 or on the CPU, or re-normalise between blocks."
-    ),
-    Cause.WRONG_KERNEL: (
-        "Not a matter of precision: rewrite the operation (rank 4, constants as inputs) or keep it off the GPU, and "
-        "report it upstream."
-    ),
-    Cause.CONVERSION: (
-        "The .tflite already differs on the CPU: rewrite the operation for the converter, and report it to "
-        "litert-torch."
-    ),
-    Cause.TAP_EFFECT: "The delegate's fusion across this block decides; test a rewrite on the untapped model only.",
-    Cause.ALIASED_OUTPUT: (
-        "Return a copy that the converter cannot fold: multiply the output by an input that holds 1.0, or reshape it."
-    ),
-    Cause.UNWRITTEN_OUTPUT: "Return each tensor once, and do not return an input unchanged.",
-    Cause.REJECTED: "Rewrite the refused operations if they are to run on the GPU.",
-    Cause.CPU_FALLBACK: "Nothing ran on the GPU. Rewrite the refused operations, then test again.",
-    Cause.CRASH: "Try a newer runtime or driver, and keep this block off the GPU.",
-    Cause.HANG: "Try a longer --time-limit; if it still hangs, keep this block off the GPU and report it.",
-}
-UNDERFLOW_ADVICE = "Use a larger epsilon or rescale before the division or logarithm: the smallest fp16 number is 6e-8."
 
 
 def percent(part: int, whole: int) -> str:
@@ -185,11 +154,6 @@ def loss_evidence(reading: Reading, before: float, settings: Settings) -> tuple[
     return tuple(found)
 
 
-def advice(cause: Cause, kind: str) -> str:
-    """What to try for a cause."""
-    return UNDERFLOW_ADVICE if kind == "underflow" else ADVICE.get(cause, "")
-
-
 def spot(culprit: Culprit) -> str:
     """Where inside its block a culprit sits: ": MUL (op 7) in enc.b3.norm, model.py:41"; empty when it is not known."""
     op = next((o for o in culprit.ops if o.index == culprit.op), None)
@@ -269,4 +233,4 @@ def compounding(readings: Sequence[Reading], settings: Settings, target: str) ->
         f"the first block to {number(last)} at the output. That is {_digits(settings)} rounding compounding, not a "
         "fault of one block."
     )
-    return Verdict(Cause.PRECISION_COMPOUNDING, True, text, ADVICE[Cause.PRECISION_COMPOUNDING])
+    return Verdict(Cause.PRECISION_COMPOUNDING, True, text, advice.default(Cause.PRECISION_COMPOUNDING))

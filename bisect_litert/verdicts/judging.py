@@ -105,7 +105,7 @@ def judge(known: Findings) -> Verdict:
             Cause.CPU_FALLBACK,
             False,
             f"No operation ran on the GPU, so the GPU was not tested. {where.line}".strip(),
-            diagnosis.advice(Cause.CPU_FALLBACK, ""),
+            advice.default(Cause.CPU_FALLBACK),
         )
     if known.target == GPU and where.gpu_ops < 0 and not settings.fp32 and _as_exact_as_fp32(found.readings):
         return Verdict(
@@ -118,7 +118,7 @@ def judge(known: Findings) -> Verdict:
     if settings.strict and where.refusals:
         ops = ", ".join(sorted({r.op for r in where.refusals}))
         return Verdict(
-            Cause.REJECTED, True, f"The delegate refused {ops}; {where.line}", diagnosis.advice(Cause.REJECTED, "")
+            Cause.REJECTED, True, f"The delegate refused {ops}; {where.line}", advice.default(Cause.REJECTED)
         )
     return diagnosis.summarise((), classes, outputs, settings, known.target, "")
 
@@ -135,7 +135,7 @@ def _runtime_failure(failure: JobResult, culprits: Sequence[Culprit], classes: M
     for culprit in culprits[:1]:
         name = culprit.block + (f" ({classes[culprit.block]})" if classes.get(culprit.block) else "")
         said = f"{said} {name} is where: {culprit.evidence[-1]}"
-    return Verdict(cause, True, said, diagnosis.advice(cause, ""))
+    return Verdict(cause, True, said, advice.default(cause))
 
 
 def _not_run(known: Findings, failure: JobResult) -> Verdict:
@@ -151,7 +151,7 @@ def _not_run(known: Findings, failure: JobResult) -> Verdict:
                 if refusal.blocks
                 else f"It fails at {refusal.op}."
             )
-        step = next((r.advice for r in known.refused if r.advice), diagnosis.advice(Cause.REJECTED, ""))
+        step = next((r.advice for r in known.refused if r.advice), advice.default(Cause.REJECTED))
         return Verdict(Cause.REJECTED, False, " ".join(said), step)
     why = placement.why_failed(failure.log_text)
     if why:
@@ -264,7 +264,7 @@ def _disagreement(known: Findings, choice: Choice) -> Verdict | None:
                 else f"and with taps it does not run, so that no block is known. {choice.trouble}"
             )
             text = f"On the GPU output {wrong[0]} is wrong when the model runs as it ships, {tapped}"
-            return Verdict(Cause.TAP_EFFECT, True, text, diagnosis.advice(Cause.TAP_EFFECT, ""))
+            return Verdict(Cause.TAP_EFFECT, True, text, advice.default(Cause.TAP_EFFECT))
     blocks = ", ".join(choice.changed_by)
     if not choice.gpu:
         what = f"with taps it does not run, so its outputs are all that is known. {choice.trouble}"
