@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from bisect_litert.errors import BisectError, ExportError
 from bisect_litert.graphs.emulation import Rounding, round_array
 from bisect_litert.models import eager, structure
-from bisect_litert.programs.exported import ExportedModel, Node
+from bisect_litert.programs.exported import ExportedModel
+from bisect_litert.programs.nodes import Node
 
 
 def line_of(text: str) -> int:
@@ -110,7 +111,7 @@ def test_an_excerpt_marks_the_line(everything: Given) -> None:
     exported = everything[3]
     node = next(node for node in exported.nodes() if node.code == "x = self.fc(x)")
     number = line_of("x = self.fc(x)")
-    assert exported.excerpt(node, lines=1).splitlines() == [
+    assert node.excerpt(lines=1).splitlines() == [
         f"  {number - 1}     def forward(self, x: torch.Tensor) -> torch.Tensor:",
         f"> {number}         x = self.fc(x)",
         f"  {number + 1}         x *= 3.7  # in place",

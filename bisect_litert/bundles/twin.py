@@ -16,8 +16,9 @@ import numpy as np
 
 from bisect_litert.measuring.metrics import compare
 from bisect_litert.models import eager
-from bisect_litert.programs.exported import ExportedModel, Node
+from bisect_litert.programs.exported import ExportedModel
 from bisect_litert.programs.node_sets import Suspect, node_sets
+from bisect_litert.programs.nodes import Node
 from bisect_litert.programs.torch_source import (
     GETITEM,
     PREFIX,

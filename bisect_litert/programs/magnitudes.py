@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
-from bisect_litert.programs.exported import Node
+from bisect_litert.programs.nodes import Node
 from bisect_litert.programs.rounded_graph import is_float
 
 if TYPE_CHECKING:

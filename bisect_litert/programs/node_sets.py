@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bisect_litert.programs.exported import ExportedModel, Node
+from bisect_litert.programs.exported import ExportedModel
+from bisect_litert.programs.nodes import Node
 
 MAX_STEPS = 2000
 """Operators; nobody reads a source of more."""

@@ -11,8 +11,8 @@ from bisect_litert.models import model_file
 from bisect_litert.models.blocks import select
 from bisect_litert.models.preparation import describe_inputs
 from bisect_litert.models.reference import TorchReference
-from bisect_litert.programs.exported import Node
 from bisect_litert.programs.magnitudes import Magnitude
+from bisect_litert.programs.nodes import Node
 from bisect_litert.programs.prediction import BlockPrediction, Prediction, predict
 from bisect_litert.record import Culprit, Placement, RunInfo, RunRecord, Verdict
 from bisect_litert.records import environment
@@ -62,7 +62,7 @@ def run_prediction(request: BisectRequest, on_progress: OnProgress) -> RunRecord
     predicted = predict(loaded.module, loaded.args, loaded.kwargs, blocks)
     seconds = time.monotonic() - clock
     on_progress(Progress("predict", state="done"))
-    culprits = tuple(_culprit(block, predicted) for block in predicted.leaving)
+    culprits = tuple(_culprit(block) for block in predicted.leaving)
     return RunRecord(
         model=loaded.label,
         target=PREDICTED,
@@ -102,7 +102,7 @@ def _verdict(predicted: Prediction, culprits: tuple[Culprit, ...], notes: tuple[
     return Verdict(Cause.NONE, False, summary, _BLIND, notes)
 
 
-def _culprit(block: BlockPrediction, predicted: Prediction) -> Culprit:
+def _culprit(block: BlockPrediction) -> Culprit:
     node = block.origin
     module_class = (node.module_class if node else "") or block.class_name
     kind = "" if block.kind == "overflow" else block.kind
@@ -120,7 +120,7 @@ def _culprit(block: BlockPrediction, predicted: Prediction) -> Culprit:
         operator=node.target if node else "",
         module=node.module if node else "",
         source=node.source if node else "",
-        code=predicted.model.excerpt(node) if node else "",
+        code=node.excerpt() if node else "",
         upstream=entry.reference if entry else "",
     )
 

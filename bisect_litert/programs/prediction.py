@@ -19,8 +19,9 @@ from bisect_litert.graphs.emulation import Rounding
 from bisect_litert.measuring.metrics import FP16_MAX, compare
 from bisect_litert.measuring.readings import OUTPUT
 from bisect_litert.models.blocks import ROOT, Block
-from bisect_litert.programs.exported import ExportedModel, Node
+from bisect_litert.programs.exported import ExportedModel
 from bisect_litert.programs.magnitudes import Extremes, Magnitude, measure
+from bisect_litert.programs.nodes import Node
 from bisect_litert.programs.rounded_graph import as_array, is_float
 from bisect_litert.programs.unstored import fused
 
@@ -76,7 +77,6 @@ class Prediction:
 
     blocks: tuple[BlockPrediction, ...]
     """In execution order."""
-    model: ExportedModel
 
     @property
     def leaving(self) -> tuple[BlockPrediction, ...]:
@@ -141,7 +141,7 @@ class _Predictor:
                     origin_peak=extremes[origin.name].peak.value if origin and origin.name in extremes else nan,
                 )
             )
-        return Prediction(tuple(self._once(found)), self.model)
+        return Prediction(tuple(self._once(found)))
 
     def _once(self, found: Sequence[BlockPrediction]) -> Iterator[BlockPrediction]:
         """Lets one block answer for each cause: the innermost that holds the operator, else the first that reads it."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from bisect_litert.programs.exported import Node
+from bisect_litert.programs.nodes import Node
 
 _VIEWS = ("view", "expand", "squeeze", "unsqueeze", "clone", "alias")
 _LINEAR = ("addmm", "convolution")

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from bisect_litert.programs.exported import Node
+from bisect_litert.programs.nodes import Node
 from bisect_litert.rewrites.contract import CannotRewrite, Change, Replacement
 from bisect_litert.rewrites.demands import Demands
 from bisect_litert.rewrites.emission import Names, source_of_graph

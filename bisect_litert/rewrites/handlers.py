@@ -12,7 +12,7 @@ from bisect_litert.rewrites.tracing import Traced
 from bisect_litert.rewrites.values import Value, true
 
 if TYPE_CHECKING:
-    from bisect_litert.programs.exported import Node
+    from bisect_litert.programs.nodes import Node
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 from bisect_litert.errors import BisectError
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.graphs.owners import Owners
-from bisect_litert.programs.exported import ExportedModel, Node
+from bisect_litert.programs.exported import ExportedModel
+from bisect_litert.programs.nodes import Node
 from bisect_litert.record import Culprit
 from bisect_litert.taps.fingerprints import Fingerprints
 from bisect_litert.taps.tapper import same_value
@@ -135,9 +136,9 @@ class Sources:
         return any(same_value(value, self.values[t], CLOSE) for t in self._all.near(value, CLOSE))
 
     def _place(self, owner: str, node: Node | None) -> Place:
-        if node is None or self._model is None:
+        if node is None:
             return Place(owner)
-        return Place(owner or node.module, node.source, node.code, self._model.excerpt(node), node.target, node.name)
+        return Place(owner or node.module, node.source, node.code, node.excerpt(), node.target, node.name)
 
     def _nodes(self, module: str) -> list[tuple[Node, np.ndarray]]:
         """The torch operators inside a module, or all of them for what lies in none, with their values."""
