@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bisect_litert.entrances import bisect
+    from bisect_litert.entrances import bisect, report
 
-__all__ = ["bisect"]
+__all__ = ["bisect", "report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "bisect":
-        from bisect_litert.entrances import bisect  # torch and the converter are loaded only by those who use it
+    if name in __all__:
+        from bisect_litert import entrances  # torch and the converter are loaded only by those who use it
 
-        return bisect
+        return getattr(entrances, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,24 @@ def bisect_subject(subject: Subject, request: BisectRequest, on_progress: OnProg
 def bisect_loaded(loaded: model_file.LoadedModel, request: BisectRequest) -> RunRecord:
     """Bisects a model that is loaded already, into `request.out`; raises as `run_bisection` does."""
     return Bisection(of_module(loaded, request), request, lambda _: None).run()
+
+
+def report(record: RunRecord, *, width: int = 100, verbose: bool = False) -> str:
+    """Returns what the command line prints of a run.
+
+    Args:
+        record: The run.
+        width: Columns of a line.
+        verbose: One line for every block, however many there are.
+    """
+    from rich.console import Console
+
+    from bisect_litert.reports import console
+
+    text = StringIO()
+    drawn = Console(file=text, width=width, highlight=False, no_color=True, force_jupyter=False)
+    console.render(record, drawn, folder=None, verbose=verbose)
+    return text.getvalue()
 
 
 def bisect(

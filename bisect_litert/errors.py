@@ -39,6 +39,9 @@ class BisectError(Exception):
         self.hint = hint
         self.detail = detail
 
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".rstrip()
+
 
 class UsageError(BisectError):
     """The command line, or a file it names, is not usable as given."""

@@ -190,7 +190,7 @@ class Artefact:
         return cls(size, found.hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunRecord:
     """Everything a run found."""
 
@@ -224,6 +224,12 @@ class RunRecord:
     def judged(self) -> RunName:
         """The run under test."""
         return _JUDGED.get(self.target, RunName.FP16)
+
+    def __repr__(self) -> str:
+        """One line, for a prompt or a notebook: the whole is thousands of words, and `to_json` has it."""
+        culprits = ", ".join(culprit.block for culprit in self.culprits)
+        found = f"{self.verdict.cause}" + (f" in {culprits}" if culprits else "")
+        return f"<{type(self).__name__} {self.model} on {self.target}: {found}, {len(self.blocks)} blocks>"
 
     def to_json(self) -> str:
         """Returns the record as strictly valid JSON."""

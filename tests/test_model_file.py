@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,25 @@ def test_raises_on_import(tmp_path: Path) -> None:
     assert 'model.py", line 3' in lines[0]
     assert "importlib" not in error.detail
     assert "bisect_litert/" not in error.detail
+
+
+def test_what_is_missing_on_import_says_where_it_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("import not_there.at_all\n")
+    with pytest.raises(ModelFileError, match="No module named 'not_there'") as caught:
+        load(str(tmp_path / "m.py"))
+    assert f"runs in {sys.prefix}" in caught.value.hint
+    (tmp_path / "n.py").write_text("open('weights.pt')\n")
+    with pytest.raises(ModelFileError, match="FileNotFoundError") as caught:
+        load(str(tmp_path / "n.py"))
+    assert str(Path.cwd()) in caught.value.hint
+
+
+def test_a_crash_on_import_says_its_line(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("import os\n\nos.abort()\n")
+    code = "from bisect_litert.models.model_file import load; load('m.py')"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode < 0
+    assert 'm.py", line 3' in ended.stderr
 
 
 def test_syntax_error_and_exit_on_import(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sample_record as sample
 from rich.cells import cell_len
 from rich.console import Console
 
+import bisect_litert
 from bisect_litert import record as nouns
 from bisect_litert.errors import ExitCode
 from bisect_litert.record import RunRecord, Verdict
@@ -203,6 +204,12 @@ def test_names_are_cut_in_the_middle_and_stay_distinct() -> None:
             short = shorten_all(names, width)
             assert max(map(cell_len, short)) <= width
             assert len(set(short)) == len(names)
+
+
+def test_of_a_shared_path_as_much_stays_as_there_is_room_for() -> None:
+    names = [f"encoder.layers.2.ff.{leaf}" for leaf in ("up", "gate.proj", "gate", "down")]
+    assert shorten_all(names, 18) == ["…2.ff.up", "…2.ff.gate.proj", "…2.ff.gate", "…2.ff.down"]
+    assert shorten_all(names, 10) == ["…up", "…gate.proj", "…gate", "…down"]
 
 
 def test_wide_characters_count_double() -> None:
@@ -442,3 +449,20 @@ def test_a_model_that_is_its_own_block_has_nothing_to_look_into() -> None:
     assert formats.look_inside(record, "m.py")
     blocks = tuple(replace(b, module="(model)") if b.name == name else b for b in record.blocks)
     assert formats.look_inside(replace(record, blocks=blocks), "m.py") == ""
+
+
+def test_the_words_under_the_table_wrap() -> None:
+    lines = text_of(sample.overflow(), 50).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("↓ after:"))
+    assert " ".join(line.strip() for line in lines[at : at + 2]).endswith("wrong because of a culprit before it")
+
+
+def test_a_record_at_a_prompt_is_one_line_and_its_report_names_no_command() -> None:
+    record = sample.overflow()
+    assert len(repr(record)) < 120
+    assert str(record.verdict.cause) in repr(record)
+    assert record.culprits[0].block in repr(record)
+    told = bisect_litert.report(record, width=80)
+    assert "\x1b" not in told
+    assert headline(record)[len("overflow") :] in told
+    assert "bisect-litert " not in told.split("Verdict")[1]

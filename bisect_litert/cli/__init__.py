@@ -18,7 +18,7 @@ from bisect_litert.cli.doctor import doctor
 from bisect_litert.cli.fix import fix
 from bisect_litert.cli.group import CONTEXT, PROGRAM, DefaultGroup, show_version
 from bisect_litert.cli.matrix import matrix
-from bisect_litert.cli.printing import print_error, silence_stdout
+from bisect_litert.cli.printing import print_error, print_usage_error, silence_stdout
 from bisect_litert.cli.reading import diff, report, view
 from bisect_litert.cli.run import run
 from bisect_litert.errors import BisectError, ExitCode
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        error.show()
+        print_usage_error(error)
         return ExitCode.USAGE
     except (KeyboardInterrupt, click.Abort):
         click.echo("\nStopped.", err=True)

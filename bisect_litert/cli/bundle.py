@@ -11,7 +11,7 @@ from bisect_litert.cli.printing import emit
 from bisect_litert.errors import ExitCode
 
 
-@click.command()
+@click.command(short_help="Make a bug report of RUN: a folder and a zip.")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to.  [default: RUN-bundle]")
 @click.option("--culprit", metavar="N", default=1, show_default=True, help="Which culprit to report.")
@@ -58,7 +58,7 @@ def bundle(
     return ExitCode.OK
 
 
-@click.command()
+@click.command(short_help="Run a bundle's reproduction here: same, fixed or different.")
 @click.argument("bundle", metavar="BUNDLE", type=click.Path(path_type=Path, exists=True))
 @click.option(
     "--python", metavar="VERSION", default=sys.executable, help="With that ai-edge-litert, or that interpreter's."

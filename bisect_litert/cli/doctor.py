@@ -8,7 +8,7 @@ from bisect_litert.cli.printing import emit, rendered
 from bisect_litert.errors import ExitCode
 
 
-@click.command()
+@click.command(short_help="Check what is installed, and test the GPU.")
 @click.option("--quick", is_flag=True, help="Leave out what runs on a GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def doctor(quick: bool, as_json: bool) -> ExitCode:

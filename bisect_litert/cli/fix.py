@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bisect_litert.request import BisectRequest
 
 
-@click.command()
+@click.command(short_help="Try rewrites of RUN's culprits; keep what the GPU proves.")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--model", metavar="MODEL", help="The model RUN was made of.  [default: found by its name]")
 @click.option("--inputs", metavar="NPZ", type=click.Path(path_type=Path), help="The inputs RUN was made with.")

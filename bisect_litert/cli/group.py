@@ -41,7 +41,7 @@ class DefaultGroup(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""
         with formatter.section("Exit codes"):
-            formatter.write_text("0 no divergence, 1 divergence, 2 usage, 125 could not test, 255 a bug of ours")
+            formatter.write_text("0 no divergence, 1 divergence, 2 usage, 125 could not test, 255 our bug")
 
 
 def _refuse_typo(ctx: click.Context, word: str, commands: list[str]) -> None:

@@ -11,7 +11,7 @@ from bisect_litert.cli.printing import emit, rendered
 from bisect_litert.errors import ExitCode
 
 
-@click.command()
+@click.command(short_help="Run every model of a list on every target.")
 @click.argument("plan", metavar="MODELS.toml", type=click.Path(path_type=Path))
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to.  [default: bisect-matrix-MODELS]"

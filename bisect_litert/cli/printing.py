@@ -31,6 +31,18 @@ def print_error(error: BisectError) -> None:
         click.echo(f"\n{error.detail.rstrip()}", err=True)
 
 
+def print_usage_error(error: click.ClickException) -> None:
+    """Prints what is wrong with the command line as every other error; the help where nothing was given."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    hint = ""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        hint = f"Usage and options: {context.command_path} --help"
+    print_error(UsageError(error.format_message(), hint=hint))
+
+
 def print_record(record: RunRecord, form: str, folder: Path | None, verbose: bool, model: str = "") -> None:
     """Prints a record on stdout, in one of `FORMATS`."""
     from bisect_litert.reports.outcome import PREDICTED

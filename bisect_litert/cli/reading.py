@@ -33,7 +33,7 @@ def report(run: Path, form: str, tolerance: tuple[str, ...], verbose: bool) -> E
     return ExitCode.OK
 
 
-@click.command()
+@click.command(short_help="Browse a run in the terminal.")
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 def view(run: Path | None) -> ExitCode:
     """Browse the run in the folder RUN in the terminal; without RUN, choose one."""
@@ -43,7 +43,7 @@ def view(run: Path | None) -> ExitCode:
     return ExitCode.OK
 
 
-@click.command()
+@click.command(short_help="Show what changed from one run to another.")
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", help="[default: text]")

@@ -12,13 +12,15 @@ The spec is `model.py`, `model.py:name` or `package.module:name`, or a .pt2 arch
 from __future__ import annotations
 
 import difflib
+import faulthandler
 import importlib
 import importlib.util
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -224,20 +226,46 @@ def _guarded(function: Callable[[], Any], failure: str, seed: int) -> Any:
     """Calls the user's code, seeded, and turns what it raises into an error that shows the user's own traceback."""
     seed_all(seed)
     try:
-        with quiet_stdout():
+        with quiet_stdout(), _last_words():
             return function()
     except BisectError:
         raise
     except SystemExit as error:
         raise ModelFileError(
-            f"{failure}: it called sys.exit().",
+            f"{failure}: it called sys.exit({'' if error.code is None else repr(error.code)}).",
             hint='Put what the file does as a script under `if __name__ == "__main__":`.',
             detail=user_traceback(error),
         ) from None
     except Exception as error:
         raise ModelFileError(
-            f"{failure}: {one_line(error)}.", hint="Fix it there.", detail=user_traceback(error)
+            f"{failure}: {one_line(error)}.", hint=_way_out(error), detail=user_traceback(error)
         ) from None
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """Lets a crash in native code, which takes this process along, say at which line of the user's it was."""
+    terminal = sys.__stderr__
+    if faulthandler.is_enabled() or terminal is None:
+        yield
+        return
+    try:
+        faulthandler.enable(terminal, all_threads=False)
+    except (OSError, ValueError):  # it has no descriptor
+        yield
+        return
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+
+
+def _way_out(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"Install what provides {error.name.split('.')[0]!r} beside bisect-litert, which runs in {sys.prefix}."
+    if isinstance(error, FileNotFoundError) and error.filename and not os.path.isabs(os.fspath(error.filename)):
+        return f"Relative paths count from where the command is started, {os.getcwd()}."
+    return "Fix it there."
 
 
 def _get(source: ModuleType, name: str) -> Any:

@@ -44,7 +44,7 @@ def render(
         _legend(record, printer)
     printer.blank()
     _verdict(record, printer)
-    _whereabouts(record, printer, folder, model or formats.quote(record.model))
+    _whereabouts(record, printer, folder, model)
 
 
 class _Printer:
@@ -70,6 +70,14 @@ class _Printer:
             line.rstrip()
             head, dot = (label, bullet) if index == 0 else ("", " " * len(bullet))
             self._console.print(Text.assemble((f"{head:<{LABEL_WIDTH}}{dot}", "dim"), line), soft_wrap=True)
+
+    def explained(self, symbol: str, text: str) -> None:
+        """Prints "✓ what the symbol means", wrapped behind it."""
+        head = formats.clean(f"{symbol} ", self.ascii_only)
+        body = self._fit(Text(text))
+        for index, line in enumerate(body.wrap(self._console, max(20, self.width - len(head)))):
+            line.rstrip()
+            self._console.print(Text((head if index == 0 else " " * len(head)) + line.plain, "dim"), soft_wrap=True)
 
     def packed(self, label: str, items: Iterable[str]) -> None:
         """Prints items with dots between them, breaking lines only between items."""
@@ -134,7 +142,7 @@ def _legend(record: RunRecord, printer: _Printer) -> None:
     }
     for mark, text in words.items():
         if mark in marks:
-            printer.line(Text(f"{formats.SYMBOLS[mark]} {text}", "dim"))
+            printer.explained(formats.SYMBOLS[mark], text)
 
 
 def _verdict(record: RunRecord, printer: _Printer) -> None:
@@ -209,6 +217,9 @@ def _whereabouts(record: RunRecord, printer: _Printer, folder: Path | None, mode
 
 
 def _commands(record: RunRecord, folder: Path | None, model: str) -> Iterator[str]:
+    if folder is None and not model:
+        return  # a session of Python, which knows the model by no file
+    model = model or formats.quote(record.model)
     inside = formats.look_inside(record, model)
     if inside:
         yield inside

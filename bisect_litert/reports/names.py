@@ -39,16 +39,22 @@ def cut_line(line: Text, width: int, ascii_only: bool) -> Text:
 def shorten_all(names: Sequence[str], width: int) -> list[str]:
     """Returns every name in at most `width` cells, as distinct as they were wherever that is possible.
 
-    Tried in turn: a cut in the middle, without the path they share, without the endings they share too, and initials
-    for all but the last part. Among equally distinct ones, that with the fewest cuts through a word wins.
+    Tried in turn: a cut in the middle, without the path they share (or the part of it for which there is no room),
+    without the endings they share too, and initials for all but the last part. Among equally distinct ones, that with
+    the fewest cuts through a word wins.
     """
     long = [name for name in names if cell_len(name) > width]
     if not long:
         return list(names)
     start, end = _shared(long), _shared([_reversed(name) for name in long])
 
+    def fits(first: int) -> bool:
+        return all(cell_len(DOTS + ".".join(name.split(".")[first:])) <= width for name in long)
+
+    cut = next((first for first in range(1, start) if fits(first)), start)
+
     def no_start(name: str) -> str:
-        return DOTS + ".".join(name.split(".")[start:]) if start else name
+        return DOTS + ".".join(name.split(".")[cut:]) if start else name
 
     def core(name: str, first: int = start) -> str:
         parts = name.split(".")

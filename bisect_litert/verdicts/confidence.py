@@ -106,7 +106,7 @@ def _readings(
             found["emulated fp16 agrees"] = emulated
     found["its op is known"] = _Support(culprit.op >= 0, smaller)
     if cause is not Cause.TAP_EFFECT:  # there is nothing to heal
-        found["healed, the rest is right"] = _Support(around.healed_right)
+        found["the rest is right once it is healed"] = _Support(around.healed_right)
     return found
 
 

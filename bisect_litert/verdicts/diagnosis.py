@@ -171,6 +171,9 @@ def spot(culprit: Culprit) -> str:
     return f": {', '.join(parts)}" if parts else ""
 
 
+NOTHING = "Nothing to do."
+REAL_INPUTS = "Random inputs may miss what real ones reach: try those, too (--inputs)."
+
 _SAYS = {
     Cause.OVERFLOW: "leaves fp16's range",
     Cause.PRECISION_LOSS: "loses digits that fp16 does not have",
@@ -200,7 +203,7 @@ def summarise(
         text = f"{where} every block and every output is {state}" + (
             "." if isnan(worst) else f"; the worst output is off by {number(worst)}."
         )
-        return Verdict(Cause.NONE, False, text, "Nothing to do.")
+        return Verdict(Cause.NONE, False, text, NOTHING if settings.inputs else f"{NOTHING} {REAL_INPUTS}")
     first = culprits[0]
     name = first.block + (f" ({classes[first.block]})" if classes.get(first.block) else "")
     says = _SAYS.get(first.cause, str(first.cause))
