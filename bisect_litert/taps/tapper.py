@@ -93,13 +93,33 @@ class Finder:
         self._prints = Fingerprints(self._values, graph.computed)
 
     def find(self, value: np.ndarray, module: str, tolerance: float, behind: int = -1) -> Partner | None:
-        """Finds the tensor that holds a block's output.
+        """Finds the tensor that holds a block's output; see `fits` and `choose`."""
+        return self.choose(self.fits(value, module, tolerance), module, behind)
+
+    def fits(self, value: np.ndarray, module: str, tolerance: float) -> list[Partner]:
+        """Finds the tensors that hold a block's output.
 
         Args:
             value: The block's output in PyTorch, float32.
-            module: The block's module path, to choose among several that fit.
+            module: The block's module path.
             tolerance: Largest relative L2 difference that fp32 arithmetic explains at this place; a tensor named after
                 the block may be off by `NAMED_TOLERANCE`.
+        """
+        fits: list[Partner] = []
+        for t in self._prints.near(value, max(tolerance, NAMED_TOLERANCE)):
+            named = _names(self._graph.tensors[t].name, module) > 0
+            allowed = max(tolerance, NAMED_TOLERANCE) if named else tolerance
+            found = _match(value, self._values.look(t), partial(self._values.__getitem__, t), allowed)
+            if found is not None:
+                fits.append(Partner(t, *found, named))
+        return fits
+
+    def choose(self, fits: Sequence[Partner], module: str, behind: int = -1) -> Partner | None:
+        """Chooses among the tensors that hold a block's output.
+
+        Args:
+            fits: The tensors.
+            module: The block's module path.
             behind: The tensor of what ran before the block, if known: where no name tells, it is not looked for before
                 that.
 
@@ -107,13 +127,6 @@ class Finder:
             The best partner, or None when no tensor holds the value.
         """
         graph = self._graph
-        fits: list[Partner] = []
-        for t in self._prints.near(value, max(tolerance, NAMED_TOLERANCE)):
-            named = _names(graph.tensors[t].name, module) > 0
-            allowed = max(tolerance, NAMED_TOLERANCE) if named else tolerance
-            found = _match(value, self._values.look(t), partial(self._values.__getitem__, t), allowed)
-            if found is not None:
-                fits.append(Partner(t, *found, named))
         if not fits:
             return None
         closest = min(p.error for p in fits)

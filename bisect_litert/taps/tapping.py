@@ -16,7 +16,8 @@ from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.pieces import let_go
 from bisect_litert.measuring.readings import OUTPUT, Forward, Tap
 from bisect_litert.taps.fingerprints import Tensors
-from bisect_litert.taps.tapper import NEAR, Finder, Layout
+from bisect_litert.taps.parting import Claim, part
+from bisect_litert.taps.tapper import NEAR, Finder, Layout, Partner
 from bisect_litert.vocabulary import TapOrigin
 
 LOOSEST = 1e-2
@@ -106,7 +107,7 @@ def locate(
         near: See `tapper.Finder`.
     """
     inputs = {port.tensor for port in graph.inputs}
-    finder = Finder(graph, values, near)
+    partners = _partners(graph, points, taken, values, tolerance, known, loosest, near)
     taps: list[Tap] = []
     for point in points:
         value, tensor, layout = taken[point.key], -1, None
@@ -114,8 +115,7 @@ def locate(
         if point.key in known:
             tensor, layout, origin = known[point.key], _plain(value.shape), TapOrigin.REEXPORT
         elif value.size and value.dtype == np.float32:
-            allowed = min(loosest, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
-            partner = finder.find(value, point.block, allowed, taps[-1].tensor if taps else -1)
+            partner = partners.get(point.key)
             if partner is not None:
                 tensor, layout, origin = partner.tensor, partner.layout, TapOrigin.GRAPH
             else:
@@ -143,6 +143,41 @@ def locate(
             )
         )
     return tuple(taps)
+
+
+def _partners(
+    graph: Graph,
+    points: Sequence[Any],
+    taken: Mapping[str, np.ndarray],
+    values: Mapping[int, np.ndarray],
+    tolerance: Mapping[str, float],
+    known: Mapping[str, int],
+    loosest: float,
+    near: float,
+) -> dict[str, Partner]:
+    """The tensor that holds each tap point, by key; no two points whose values differ are given one where there are
+    others."""
+    finder = Finder(graph, values, near)
+    claims: list[Claim] = []
+    before = -1
+    for point in points:
+        value, chosen = taken[point.key], None
+        if point.key not in known and value.size and value.dtype == np.float32:
+            allowed = min(loosest, max(TIGHTEST, tolerance.get(point.key, 1e-4)))
+            fits = finder.fits(value, point.block, allowed)
+            chosen = finder.choose(fits, point.block, before)
+            let_go(value)
+            if chosen is not None:
+                claims.append(Claim(point.key, fits, chosen))
+        before = chosen.tensor if chosen is not None else known.get(point.key, -1)
+    found = {claim.key: claim.chosen for claim in claims}
+    modules = {point.key: point.block for point in points}
+    fitting = {claim.key: claim.fits for claim in claims}
+    for key, among in part(claims, taken, graph).items():
+        best = finder.choose([p for p in fitting[key] if p.tensor in among], modules[key])
+        if best is not None:
+            found[key] = best
+    return found
 
 
 def _plain(shape: tuple[int, ...]) -> Layout:
