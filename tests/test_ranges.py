@@ -146,3 +146,15 @@ def test_values_that_are_all_tiny_lose_digits_and_not_themselves(converted: Once
     assert fault is not None
     assert (fault.kind, fault.op.index, fault.gradual) == ("underflow", 2, True)
     assert "fewer digits" in fault.sentence()
+
+
+def test_what_another_block_lost_is_no_fault_of_the_ops_behind_it(converted: Once, tmp_path: Path) -> None:
+    case = converted("blocks")
+    reference, half = both(case, tmp_path)
+    at = len(case.graph.ops) // 2
+    for op in case.graph.ops[at:]:
+        half |= {t: np.full_like(half[t], np.nan) for t in op.outputs}
+    lost = first_fault(case.graph, case.graph.ops[at:], reference, half)
+    assert lost is not None
+    assert lost.op.index == at
+    assert first_fault(case.graph, case.graph.ops[at + 1 :], reference, half) is None

@@ -146,15 +146,15 @@ class Pricer:
             for t, n in both.names.items()
             if t in wanted and n in result.outputs
         }
-        # What no op of this graph writes is given to it: the model's inputs and healed tensors, rounded as fp16
-        # stores them.
+        # What no op of this graph writes is given to it: the model's inputs and healed tensors, rounded to fp16's
+        # digits. Where one does not fit into its range, that is the fault of the op that reads it on the target.
         fed = {t: value for n, value in graph.feeds.items() for t in wanted if n == f"{FEED_PREFIX}{t:05d}"}
         made = {t for op in ops for t in op.outputs}
         given = {t: case.values[t] for t in wanted if t not in found and t in case.values}
         given.update({t: value for t, value in fed.items() if t not in made})
         for t, value in given.items():
             exactly = np.asarray(tensors[t].real(np.asarray(value)), np.float32)
-            found[t] = exactly if exact else round_array(exactly, Rounding.HALF)
+            found[t] = exactly if exact else round_array(exactly, Rounding.SIGNIFICAND)
         found = {t: v for t, v in found.items() if not result.unwritten.get(both.names.get(t, ""))}
         return {t: v.reshape(case.original.tensors[t].shape) for t, v in found.items()}, [result]
 

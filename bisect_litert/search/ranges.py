@@ -82,6 +82,8 @@ def first_fault(
     flushed: RangeFault | None = None
     thinned: RangeFault | None = None
     zeros: dict[int, RangeFault] = {}
+    before: set[int] = set()
+    """Tensors that are not finite because of another block."""
     for op in ops:
         for t in op.outputs:
             ref, out = reference.get(t), half.get(t)
@@ -99,6 +101,9 @@ def first_fault(
                 read = _peak_read(graph, op, reference)
                 written = bool((np.abs(ref[new]) > FP16_LAST).any())
                 if not written and read < FP16_LAST:
+                    if any(i in before or _lost_before(graph, i, ops, reference, half) for i in op.inputs):
+                        before.add(t)
+                        continue
                     return _flushed_operand(graph, op, ops, reference, half) or RangeFault(
                         op, name, "underflow", peak, int(new.sum()), ref.size
                     )
@@ -112,6 +117,16 @@ def first_fault(
                     op, name, "underflow", peak, int(np.count_nonzero(ref)), ref.size, gradual=True
                 )
     return flushed or thinned
+
+
+def _lost_before(
+    graph: Graph, t: int, ops: Sequence[Op], reference: Mapping[int, np.ndarray], half: Mapping[int, np.ndarray]
+) -> bool:
+    """Whether a tensor that another block wrote is not finite though it should be: no op of this block is the first."""
+    ref, out, made_by = reference.get(t), half.get(t), graph.producer.get(t)
+    if ref is None or out is None or made_by is None or any(op.index == made_by.index for op in ops):
+        return False
+    return bool((np.isfinite(ref) & ~np.isfinite(out)).any())
 
 
 def _flushed_operand(
