@@ -29,9 +29,7 @@ def located(
     for t in moves:
         graph.producer[t] = Op(t, "RESHAPE", (t - 1,), (t,))
     graph.inputs = ()  # type: ignore[attr-defined]
-    made = [
-        SimpleNamespace(key=k, block=k.split("@")[0], block_key=k, class_name="", call=1, label="") for k in points
-    ]
+    made = [SimpleNamespace(key=k, block=k.split("@")[0], block_key=k, class_name="", call=1, label="") for k in points]
     taps = locate(graph, made, points, dict(enumerate(tensors.values())), dict.fromkeys(points, 1e-5))  # type: ignore[arg-type]
     return [list(tensors)[t.tensor] if t.tensor >= 0 else "" for t in taps]
 

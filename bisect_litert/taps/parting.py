@@ -1,8 +1,8 @@
 """Tap points whose PyTorch values differ cannot be one tensor of the graph: which is whose, where several nearly are.
 
-A block that changes its input by less than fp32 explains (a branch behind a layer scale of 1e-6, a slow iteration) leaves
-tensors that each fit every one of the points. What tells them apart is the order in which they come: the graph computes
-them as PyTorch does, one after the other.
+A block that changes its input by less than fp32 explains (a branch behind a layer scale of 1e-6, a slow iteration)
+leaves tensors that each fit every one of the points. What tells them apart is the order in which they come: the graph
+computes them as PyTorch does, one after the other.
 """
 
 from __future__ import annotations
