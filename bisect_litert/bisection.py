@@ -15,14 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_litert.bundles import reproduction
-from bisect_litert.bundles.material import material_of
+from bisect_litert.bundles import material
 from bisect_litert.devices import machines
 from bisect_litert.devices.job_queue import JobQueue
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.errors import BisectError, UnansweredError
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.measuring import noise, passing, room
+from bisect_litert.measuring import noise, passing, room, stopped
 from bisect_litert.measuring.evaluation import (
     CPU,
     GPU,
@@ -35,8 +34,8 @@ from bisect_litert.measuring.evaluation import (
     start_untapped,
     tap_graph,
 )
-from bisect_litert.measuring.readings import Errors, Values, flow, furthest, measure, measure_without_forcing
-from bisect_litert.record import Artefact, Culprit, RunRecord, Verdict
+from bisect_litert.measuring.readings import Errors, flow, measure
+from bisect_litert.record import Artefact, RunRecord, Verdict
 from bisect_litert.records import run_folder
 from bisect_litert.records.recording import write_record
 from bisect_litert.reports.drawing import Drawer
@@ -48,7 +47,7 @@ from bisect_litert.search.inside import Tools, look_inside
 from bisect_litert.search.pricing import Pricer, Scene
 from bisect_litert.subjects import Located, Subject, Workplace
 from bisect_litert.taps import tapping
-from bisect_litert.taps.gate import choose_taps
+from bisect_litert.taps.gate import Choice, choose_taps
 from bisect_litert.verdicts.confidence import Circumstances
 from bisect_litert.verdicts.judging import Findings, judge, log_findings, settle_death, settle_invalid, settle_taps
 from bisect_litert.vocabulary import Cause, RunName
@@ -117,13 +116,8 @@ class Bisection:
             ended[RunName.FP16] = results[HALF], graph
         if choice is not None and choice.gpu:
             ended[RunName.GPU_FP32 if exact else RunName.GPU] = choice.gpu[GPU], choice.graph
-        self.known.found.errors = {
-            name: self.measured.get(result.id)
-            or measure_without_forcing(evaluator.values(result, tapped), self.known.truth)
-            for name, (result, tapped) in ended.items()
-            if result.ok
-        }
-        self.known.notes += furthest(self.known.found.errors, self.known.taps)
+        self.known.found.errors = stopped.errors_of(ended, evaluator, self.known.truth, self.measured)
+        self.known.notes += stopped.furthest(self.known.found.errors, self.known.taps)
 
     def _write(self) -> RunRecord:
         return write_record(self.known, self.folder, self.drawer)
@@ -145,8 +139,8 @@ class Bisection:
 
     def _work(self, place: Workplace) -> None:
         plain = self.known.plain = self.subject.graph(place)
-        self.known.artefact = _file(plain.file)
-        self.known.definition = _file(self.subject.path)
+        self.known.artefact = Artefact.of(plain.file)
+        self.known.definition = Artefact.of(self.subject.path)
         room.check(place.folder, plain, self.known.truth, self.request.tap_memory)
         inputs = self.subject.feed(plain)
         early = None
@@ -173,59 +167,28 @@ class Bisection:
         early: Running | None,
     ) -> None:
         """Runs the graph in every way, searches, looks inside, and judges."""
-        tapped = shown.tapping
-        located = [t for t in tapped.taps if t.tensor >= 0]
-        graph = tap_graph(tapped.graph, [t.tensor for t in located], tapped.outputs)
-        evaluator = Evaluator(
-            place.runner,
-            place.folder,
-            inputs,
-            tapped.taps,
-            {k: v.shape for k, v in shown.truth.outputs.items()},
-            tapped.tame,
-            lambda job: self.tell(Progress(f"run {job}", state="info")),
-            self.request.tap_memory,
-            self.request.fp32,
-            shown.layouts,
-        )
-        graph = evaluator.laid_out(graph)
-        bare = TappedGraph(plain, {}, shown.outputs)
-        with self._stage("run cpu, fp16"):
-            if early is not None:
-                evaluator.adopt(bare, GPU, UNTAPPED, early)
-            evaluator.ahead(graph, [] if evaluator.passes(graph) else [CPU])
-            evaluator.ahead(graph, [] if self.request.no_gpu else [GPU])
-            self.measured = {}
-            # What noise is held against is known only when all of these have run.
-            whole = [CPU, HALF, ROUNDING] if shown.noise else [HALF] if self.request.no_gpu else []
-            cpu = passing.run(
-                evaluator,
-                graph,
-                [CPU, HALF, ROUNDING],
-                "",
-                whole,
-                self.measured,
-                lambda values: measure(values, shown.truth, self.subject.force),
-            )
-        self.known.add_results(cpu.values())
+        tapped, bare = shown.tapping, TappedGraph(plain, {}, shown.outputs)
+        evaluator = self._evaluator(inputs, shown, place)
+        if early is not None:
+            evaluator.adopt(bare, GPU, UNTAPPED, early)
+        located = [t.tensor for t in tapped.taps if t.tensor >= 0]
+        graph = evaluator.laid_out(tap_graph(tapped.graph, located, tapped.outputs))
+        cpu = self._run_cpu(evaluator, graph, shown)
         at = {port.name: port.tensor for port in tapped.graph.outputs}
         outputs = {label: at[name] for label, name in tapped.outputs.items()}
-        truth = self.known.truth = self._held(shown, outputs, evaluator.values(cpu[ROUNDING], graph))
+        truth = self.known.truth = shown.held(outputs, evaluator.values(cpu[ROUNDING], graph))
+        self.known.notes += noise.sentences(truth.noise)
         self.ran = evaluator, graph, cpu
         choice = None
         if not self.request.no_gpu:
-            with self._stage("run gpu"):
-                choice = choose_taps(evaluator, tapped, bare, graph, truth, self.settings.output_limit)
-            self.known.add_results(choice.results)
-            self.known.choice, graph = choice, choice.graph
-            if choice.unanswered:
-                raise UnansweredError(
-                    f"The tapped graph has no result: {choice.why_not}",
-                    hint="Run the entries of the export on the device, bring the results back, and ingest them.",
-                )
+            choice = self._run_gpu(evaluator, tapped, bare, graph, truth)
+            graph = choice.graph
             if choice.gpu and not choice.agrees and tapped.shipped is not None:
                 # What a second conversion no longer folds may leave the range in between, or come right.
-                self._measure(plain, inputs, self._as_shipped(shown, tapped.shipped), place, None)
+                left, said = shown.with_taps_of(tapped.shipped)
+                self.known.taps = list(tapped.shipped.taps)
+                self.known.notes.append(said)
+                self._measure(plain, inputs, left, place, None)
                 return
         self.known.target = GPU if choice is not None and choice.tested else HALF
         if choice is not None and not choice.tested:
@@ -234,74 +197,127 @@ class Bisection:
                 cpu.update(evaluator.run(graph, [HALF]))
         self.known.links = flow(tapped.graph, tapped.taps, outputs)
         self.known.owners, self.known.graph = tapping.owners(tapped, truth, outputs), tapped.graph
-        shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
-        controls = None
-        if self.known.target == GPU:
-            right = tapped.right(truth.taps)
-            untapped = choice.results[0] if choice is not None and tapped.graph is plain else None
-            controls = Controls(evaluator, shipped, truth, right, switches=self.request.switches, known=untapped)
+        controls = self._controls(evaluator, tapped, plain, truth)
         if choice is not None and choice.failure is not None and controls is not None:
             with self._stage("find what does not run"):
                 settle_death(self.known, controls)
         if choice is None or choice.gpu or not choice.tested:
             cpu.update(choice.gpu if choice else {})
-            case = Investigation(
-                evaluator=evaluator,
-                base=graph,
-                original=tapped.graph,
-                taps=tapped.taps,
-                owners=self.known.owners,
-                links=self.known.links,
-                truth=truth,
-                force=self.subject.force,
-                fp32_cost=shown.cost,
-                steps=shown.steps,
-                layouts=shown.layouts,
-                reference=self.subject.reference,
-                judges_conversion=self.subject.judges_conversion,
-                other_weights=shown.other_weights,
-                values=tapped.values,
-                settings=self.settings,
-                target=self.known.target,
-                say=self._say_first,
-                first=cpu,
-                measured=self.measured,
-            )
-            with self._stage("search"):
-                self.known.found = investigate(case)
-            self.known.add_results(self.known.found.results)
-            if controls is not None and not settle_invalid(self.known, controls):
-                settle_taps(self.known, controls)
-            if self.known.found.culprits:
-                with self._stage("look inside"):
-                    self._look_inside(case, controls)
+            self._search(evaluator, graph, shown, cpu, controls)
         elif choice.failure is None and controls is not None:
             with self._stage("search without taps"):
                 settle_taps(self.known, controls)
         self.known.verdict = judge(self.known)
-        self._keep_reproductions(tapped)
+        if material.to_keep(self.known):
+            with self._stage("keep reproductions"):
+                material.keep(self.folder, self.known, tapped, self.subject.keep_twin)
 
-    def _held(self, shown: Located, outputs: Mapping[str, int], rounded: Values) -> noise.Held:
-        """The reference, with what errors are held against where it is noise."""
-        truth, tapped = shown.truth, shown.tapping
-        single = {**truth.taps, **truth.outputs}
-        at = {t.key: t.tensor for t in tapped.taps} | dict(outputs)
-        seen = {**rounded.taps, **rounded.outputs}
-        found = noise.complete(shown.noise, single, seen, at, tapped.graph, tapped.values)
-        self.known.notes += noise.sentences(found)
-        return noise.Held(truth.taps, truth.outputs, found)
-
-    def _as_shipped(self, shown: Located, shipped: tapping.Tapping) -> Located:
-        """Gives up the taps that only a second conversion has."""
-        self.known.taps = list(shipped.taps)
-        had = {t.key for t in shipped.taps if t.tensor >= 0}
-        lost = dict.fromkeys(t.block for t in shown.tapping.taps if t.tensor >= 0 and t.key not in had)
-        self.known.notes.append(
-            "Tapped in a second conversion, which the tensors of "
-            f"{', '.join(lost) or 'these blocks'} take, the model comes out differently on the GPU than it does as it "
-            "ships. So they are left untapped."
+    def _evaluator(self, inputs: Mapping[str, np.ndarray], shown: Located, place: Workplace) -> Evaluator:
+        return Evaluator(
+            place.runner,
+            place.folder,
+            inputs,
+            shown.tapping.taps,
+            {k: v.shape for k, v in shown.truth.outputs.items()},
+            shown.tapping.tame,
+            lambda job: self.tell(Progress(f"run {job}", state="info")),
+            self.request.tap_memory,
+            self.request.fp32,
+            shown.layouts,
         )
-        return replace(shown, tapping=shipped)
+
+    def _run_cpu(self, evaluator: Evaluator, graph: TappedGraph, shown: Located) -> dict[str, JobResult]:
+        """Runs the tapped graph on the CPU, as it is and rounded, while the GPU is at work on it."""
+        with self._stage("run cpu, fp16"):
+            evaluator.ahead(graph, [] if evaluator.passes(graph) else [CPU])
+            evaluator.ahead(graph, [] if self.request.no_gpu else [GPU])
+            self.measured = {}
+            # What noise is held against is known only when all of these have run.
+            whole = [CPU, HALF, ROUNDING] if shown.noise else [HALF] if self.request.no_gpu else []
+            results = passing.run(
+                evaluator,
+                graph,
+                [CPU, HALF, ROUNDING],
+                "",
+                whole,
+                self.measured,
+                lambda values: measure(values, shown.truth, self.subject.force),
+            )
+        self.known.add_results(results.values())
+        return results
+
+    def _run_gpu(
+        self, evaluator: Evaluator, tapped: tapping.Tapping, bare: TappedGraph, graph: TappedGraph, truth: noise.Held
+    ) -> Choice:
+        """Runs the graph on the GPU with and without taps, and chooses the taps to believe.
+
+        Raises:
+            UnansweredError: The tapped graph was not run yet.
+        """
+        with self._stage("run gpu"):
+            choice = choose_taps(evaluator, tapped, bare, graph, truth, self.settings.output_limit)
+        self.known.add_results(choice.results)
+        self.known.choice = choice
+        if choice.unanswered:
+            raise UnansweredError(
+                f"The tapped graph has no result: {choice.why_not}",
+                hint="Run the entries of the export on the device, bring the results back, and ingest them.",
+            )
+        return choice
+
+    def _controls(
+        self, evaluator: Evaluator, tapped: tapping.Tapping, plain: Graph, truth: noise.Held
+    ) -> Controls | None:
+        """What runs the graph as it ships with ops kept off the GPU; None where nothing runs on one."""
+        choice = self.known.choice
+        if self.known.target != GPU or choice is None:
+            return None
+        shipped = TappedGraph(tapped.graph, {}, tapped.outputs)
+        untapped = choice.results[0] if tapped.graph is plain else None
+        right = tapped.right(truth.taps)
+        return Controls(evaluator, shipped, truth, right, switches=self.request.switches, known=untapped)
+
+    def _search(
+        self,
+        evaluator: Evaluator,
+        graph: TappedGraph,
+        shown: Located,
+        first: dict[str, JobResult],
+        controls: Controls | None,
+    ) -> None:
+        """Finds the culprits, and looks into each."""
+        tapped, truth = shown.tapping, self.known.truth
+        assert truth is not None, "the reference was run first"
+        case = Investigation(
+            evaluator=evaluator,
+            base=graph,
+            original=tapped.graph,
+            taps=tapped.taps,
+            owners=self.known.owners,
+            links=self.known.links,
+            truth=truth,
+            force=self.subject.force,
+            fp32_cost=shown.cost,
+            steps=shown.steps,
+            layouts=shown.layouts,
+            reference=self.subject.reference,
+            judges_conversion=self.subject.judges_conversion,
+            other_weights=shown.other_weights,
+            values=tapped.values,
+            settings=self.settings,
+            target=self.known.target,
+            say=self._say_first,
+            first=first,
+            measured=self.measured,
+        )
+        with self._stage("search"):
+            self.known.found = investigate(case)
+        self.known.add_results(self.known.found.results)
+        if controls is not None and not settle_invalid(self.known, controls):
+            settle_taps(self.known, controls)
+        if self.known.found.culprits:
+            with self._stage("look inside"):
+                self._look_inside(case, controls)
 
     def _look_inside(self, case: Investigation, controls: Controls | None) -> None:
         """Drives each culprit down to its op and line, and proves it by keeping it off the GPU."""
@@ -331,20 +347,3 @@ class Bisection:
             if c.block in found.scenes
         }
         found.culprits = look_inside(found.culprits, scenes, tools)
-
-    def _keep_reproductions(self, tapped: tapping.Tapping) -> None:
-        """Keeps of each culprit what a bug report is made of, while the model is there."""
-        found, culprits = self.known.found, self.known.found.culprits
-        if not culprits and self.known.verdict.diverged and self.known.verdict.cause in reproduction.WHOLE:
-            culprits = [Culprit("(model)", self.known.verdict.cause, "", (), "")]
-        if not culprits:
-            return
-        with self._stage("keep reproductions"):
-            found.notes += reproduction.keep(self.folder, culprits, material_of(self.known, tapped))
-            blocks = list(dict.fromkeys(t.block for t in self.known.taps))
-            for folder, culprit in reproduction.folders(self.folder, culprits):
-                self.subject.keep_twin(folder, culprit, tapped, blocks)
-
-
-def _file(path: Path | None) -> Artefact | None:
-    return Artefact.of(path) if path is not None and path.is_file() else None

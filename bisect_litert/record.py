@@ -178,10 +178,12 @@ class Artefact:
     """Hexadecimal."""
 
     @classmethod
-    def of(cls, path: Path) -> Artefact:
-        """Reads a file's size and hash."""
+    def of(cls, path: Path | None) -> Artefact | None:
+        """Reads a file's size and hash; None where there is no file."""
         from hashlib import sha256
 
+        if path is None or not path.is_file():
+            return None
         found, size = sha256(), 0
         with path.open("rb") as file:
             while part := file.read(1 << 20):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from bisect_litert.measuring.metrics import compare
-from bisect_litert.measuring.readings import Errors, Tap, furthest
+from bisect_litert.measuring.readings import Errors, Tap
+from bisect_litert.measuring.stopped import furthest
 from bisect_litert.vocabulary import RunName, TapOrigin
 
 

@@ -108,17 +108,17 @@ def measure(
     def look(key: str, computed: np.ndarray) -> None:
         if key in values.taps:
             value = values.taps[key]
-            local.update(_compare({key: computed}, {key: value}, values, truth.terms))
-            cumulative.update(_compare(truth.taps, {key: value}, values, truth.terms))
+            local.update(compare_all({key: computed}, {key: value}, values, truth.terms))
+            cumulative.update(compare_all(truth.taps, {key: value}, values, truth.terms))
 
     forced = force(_Overlaid(healed, values.taps), look)
     for key in values.taps.keys() - cumulative.keys():
-        cumulative.update(_compare(truth.taps, {key: values.taps[key]}, values, truth.terms))
+        cumulative.update(compare_all(truth.taps, {key: values.taps[key]}, values, truth.terms))
     return Errors(
         cumulative={key: cumulative[key] for key in values.taps if key in cumulative},
         local={key: local[key] for key in values.taps if key in local},
-        output_cumulative=_compare(truth.outputs, values.outputs, values, truth.terms),
-        output_local=_compare(forced.outputs, values.outputs, values, truth.terms),
+        output_cumulative=compare_all(truth.outputs, values.outputs, values, truth.terms),
+        output_local=compare_all(forced.outputs, values.outputs, values, truth.terms),
     )
 
 
@@ -139,35 +139,17 @@ class _Overlaid(Mapping[str, np.ndarray]):
         return len(self.over.keys() | self.under.keys())
 
 
-def measure_without_forcing(values: Values, truth: Forward) -> Errors:
-    """What a run comes to where no torch forward can be spent on it: cumulative errors only."""
-    return Errors(
-        cumulative=_compare(truth.taps, values.taps, values, truth.terms),
-        local={},
-        output_cumulative=_compare(truth.outputs, values.outputs, values, truth.terms),
-        output_local={},
-    )
-
-
-def furthest(runs: Mapping[RunName, Errors], taps: Sequence[Tap]) -> list[str]:
-    """Returns a sentence for each run: which block is furthest off, and by how much."""
-    words = {RunName.CPU: "the CPU", RunName.FP16: "emulated fp16", RunName.GPU: "the GPU"}
-    blocks = {tap.key: tap.block for tap in taps}
-    told = []
-    for name, errors in runs.items():
-        lost = next((blocks[key] for key, c in errors.cumulative.items() if not c.finite_agreement), "")
-        seen = [(c.relative_l2, blocks[key]) for key, c in errors.cumulative.items()]
-        if not seen:
-            continue
-        level, block = max(seen, key=lambda pair: _order(pair[0]))  # nan is the worst
-        off = f"not finite in {lost}" if lost else f"at most {level:.2g} off, in {block}"
-        told.append(f"Ended before that: {words.get(name, 'the GPU in fp32')}, {off}.")
-    return told
-
-
-def _compare(
+def compare_all(
     reference: Mapping[str, np.ndarray], target: Mapping[str, np.ndarray], values: Values, terms: Mapping[str, float]
 ) -> dict[str, Comparison]:
+    """Compares the tensors of one name and size.
+
+    Args:
+        reference: By tap key or output label.
+        target: Likewise.
+        values: The run that `target` is of.
+        terms: What errors are relative to where the reference is noise.
+    """
     found = {}
     for key, value in target.items():
         if key in reference and reference[key].size == value.size:
@@ -324,10 +306,11 @@ def _known(found: Mapping[str, Comparison] | None, key: str) -> Comparison | Non
 def worst(errors: Mapping[str, Comparison], keys: Sequence[str]) -> Comparison | None:
     """The worst of several tensors: anything newly non-finite first, then the largest relative L2 error."""
     known = [errors[k] for k in keys if k in errors]
-    return max(known, key=lambda c: (c.new_nonfinite > 0 or c.unwritten > 0, _order(c.relative_l2)), default=None)
+    return max(known, key=lambda c: (c.new_nonfinite > 0 or c.unwritten > 0, by_size(c.relative_l2)), default=None)
 
 
-def _order(value: float) -> float:
+def by_size(value: float) -> float:
+    """Returns an error as what it is sorted by: NaN is the worst."""
     return float("inf") if value != value else value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,9 +13,9 @@ import numpy as np
 from bisect_litert.devices.job_queue import JobQueue
 from bisect_litert.devices.jobs import JobResult
 from bisect_litert.graphs.graph import Graph
-from bisect_litert.measuring.noise import Noise
+from bisect_litert.measuring.noise import Held, Noise, complete
 from bisect_litert.measuring.pieces import OnTensor
-from bisect_litert.measuring.readings import Forward, OtherWeights
+from bisect_litert.measuring.readings import Forward, OtherWeights, Values
 from bisect_litert.record import Culprit, InputInfo
 from bisect_litert.search.sources import OpSources
 from bisect_litert.taps.tapper import Layout
@@ -61,6 +61,29 @@ class Located:
     other_weights: OtherWeights = field(default_factory=OtherWeights)
     results: tuple[JobResult, ...] = ()
     """Of the jobs that were run on the way."""
+
+    def held(self, outputs: Mapping[str, int], rounded: Values) -> Held:
+        """Returns the reference, with what errors are held against where it is noise.
+
+        Args:
+            outputs: The graph's tensors by output label.
+            rounded: What the run that rounds to 11 bits gave.
+        """
+        truth, tapped = self.truth, self.tapping
+        single = {**truth.taps, **truth.outputs}
+        at = {t.key: t.tensor for t in tapped.taps} | dict(outputs)
+        seen = {**rounded.taps, **rounded.outputs}
+        return Held(truth.taps, truth.outputs, complete(self.noise, single, seen, at, tapped.graph, tapped.values))
+
+    def with_taps_of(self, shipped: Tapping) -> tuple[Located, str]:
+        """Gives up the taps that only a second conversion has. Returns what is left, and a sentence on the rest."""
+        had = {t.key for t in shipped.taps if t.tensor >= 0}
+        lost = dict.fromkeys(t.block for t in self.tapping.taps if t.tensor >= 0 and t.key not in had)
+        return replace(self, tapping=shipped), (
+            "Tapped in a second conversion, which the tensors of "
+            f"{', '.join(lost) or 'these blocks'} take, the model comes out differently on the GPU than it does as it "
+            "ships. So they are left untapped."
+        )
 
 
 class Subject(Protocol):
