@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bisect_litert.cli.printing import emit, print_record, progress_console
+from bisect_litert.cli.printing import emit, print_record, progress
 from bisect_litert.cli.run import AT_LEAST_1
 from bisect_litert.errors import ExitCode, naming
 
@@ -30,15 +30,10 @@ def export(model: str, out: Path, tap_memory: float, quiet: bool, verbose: bool,
     DIR/round1 holds the graphs, inputs, a manifest and a README with the steps. What the device brings back is for
     `ingest`.
     """
-    from bisect_litert.reports.progress import ProgressDrawer
     from bisect_litert.request import BisectRequest
 
     request = BisectRequest(model=model, tap_memory=int(tap_memory * 2**20), **options)
-    with (
-        naming(model),
-        progress_console() as err,
-        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
-    ):
+    with naming(model), progress(quiet=quiet, verbose=verbose) as on_progress:
         from bisect_litert.devices.exporting import export as write
 
         made = write(request, out, on_progress)
@@ -72,12 +67,11 @@ def ingest(
     """
     from bisect_litert.records import run_folder
     from bisect_litert.reports.outcome import exit_code
-    from bisect_litert.reports.progress import ProgressDrawer
 
     run = run_folder.plan(out, folder.resolve().name)
     force = force or run_folder.is_undecided(run)  # an ingest that had nothing to go on does not block the next one
     run_folder.check(run, force)
-    with progress_console() as err, ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress:
+    with progress(quiet=quiet, verbose=verbose) as on_progress:
         from bisect_litert.devices.exporting import ingest as go_on
 
         record, more = go_on(folder, results, {"out": run, "force": force, "model": model}, on_progress)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bisect_litert.cli.printing import emit, progress_console
+from bisect_litert.cli.printing import emit, progress
 from bisect_litert.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -49,17 +49,12 @@ def fix(
     from bisect_litert.records.environment import other_runtime
     from bisect_litert.records.fix_record import FIX_FOLDER
     from bisect_litert.reports import fix as report
-    from bisect_litert.reports.progress import ProgressDrawer
 
     folder = run if run.is_dir() else run.parent
     other = "" if runner else other_runtime(RunRecord.load(run))
     python = interpreter(other, quiet=quiet) if other else ""
     place = {"runner": runner, "runner_python": runner_python, "python": python}
-    with (
-        _stoppable(folder),
-        progress_console() as err,
-        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
-    ):
+    with _stoppable(folder), progress(quiet=quiet, verbose=verbose) as on_progress:
         from bisect_litert.fixing.run import fix_run
 
         record = fix_run(run, on_progress, model=model, inputs=inputs, out=out, tflite=tflite, place=place)
@@ -79,16 +74,11 @@ def fix_after(record: RunRecord, folder: Path, request: BisectRequest, *, quiet:
     from bisect_litert.records.fix_record import FIX_FOLDER
     from bisect_litert.reports import fix as report
     from bisect_litert.reports.outcome import exit_code
-    from bisect_litert.reports.progress import ProgressDrawer
 
     if not faults_of(record):
         emit("\nNothing to fix: the run found no culprit.\n")
         return exit_code(record)
-    with (
-        _stoppable(folder),
-        progress_console() as err,
-        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
-    ):
+    with _stoppable(folder), progress(quiet=quiet, verbose=verbose) as on_progress:
         from bisect_litert.fixing.run import fix_record
 
         found = fix_record(record, folder, request, on_progress)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bisect_litert.record import RunRecord
+    from bisect_litert.reports.progress import ProgressDrawer
 
 FORMATS = ("text", "md", "json", "junit", "sarif", "csv")
 
@@ -77,7 +78,16 @@ def _console() -> Console:
 
 
 @contextmanager
-def progress_console() -> Iterator[Console]:
+def progress(*, quiet: bool, verbose: bool) -> Iterator[ProgressDrawer]:
+    """Draws progress on stderr; what it yields is to be told of each step."""
+    from bisect_litert.reports.progress import ProgressDrawer
+
+    with _progress_console() as console, ProgressDrawer(console, quiet=quiet, verbose=verbose) as drawer:
+        yield drawer
+
+
+@contextmanager
+def _progress_console() -> Iterator[Console]:
     """A console on stderr, on a descriptor of its own: while the converter runs, its log takes the place of stderr."""
     from rich.console import Console
 

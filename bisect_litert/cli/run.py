@@ -5,14 +5,18 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bisect_litert.cli.group import DEFAULT_COMMAND
-from bisect_litert.cli.printing import print_record, progress_console
+from bisect_litert.cli.printing import print_record, progress
 from bisect_litert.cli.refusals import refuse_unused
 from bisect_litert.errors import BisectError, ExitCode, naming
+
+if TYPE_CHECKING:
+    from bisect_litert.record import RunRecord
+    from bisect_litert.request import BisectRequest
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 AT_LEAST_1 = click.FloatRange(min=1)
@@ -81,7 +85,6 @@ def run(
     from bisect_litert.records import run_folder
     from bisect_litert.reports import UnwrittenError
     from bisect_litert.reports.outcome import exit_code
-    from bisect_litert.reports.progress import ProgressDrawer
     from bisect_litert.request import BisectRequest, Interrupted
 
     refuse_unused(click.get_current_context())
@@ -100,28 +103,15 @@ def run(
             return survey(request, found, as_json=as_json, quiet=quiet, verbose=verbose)
         request = replace(request, python=found[0].python)
     form = "json" if as_json else "text"
+    if predict:
+        record = _predict(request, save=out is not None, quiet=quiet, verbose=verbose)
+        print_record(record, form, None, verbose, model)
+        return exit_code(record)
     words = [model, *(str(w) for n in ("tflite", "signature") if options.get(n) for w in (f"--{n}", options[n]))]
     again = shlex.join(words)
     interrupted = False
-    if predict:
-        with (
-            naming(model),
-            progress_console() as err,
-            ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
-        ):
-            from bisect_litert.programs.predicting import run_prediction
-
-            record = run_prediction(request, on_progress)
-        if out is not None:
-            record.save(run_folder.create(out, run_folder.label_of(model), options["force"]))
-        print_record(record, form, None, verbose, model)
-        return exit_code(record)
     try:
-        with (
-            naming(model),
-            progress_console() as err,
-            ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
-        ):
+        with naming(model), progress(quiet=quiet, verbose=verbose) as on_progress:
             from bisect_litert.entrances import run_bisection
 
             record = run_bisection(request, on_progress)
@@ -154,6 +144,20 @@ def run(
 
         view_record(record, folder)
     return code
+
+
+def _predict(request: BisectRequest, *, save: bool, quiet: bool, verbose: bool) -> RunRecord:
+    """Says what will overflow; leaves a run folder only if one was asked for."""
+    from bisect_litert.records import run_folder
+
+    with naming(request.model), progress(quiet=quiet, verbose=verbose) as on_progress:
+        from bisect_litert.programs.predicting import run_prediction
+
+        record = run_prediction(request, on_progress)
+    if save:
+        assert request.out is not None
+        record.save(run_folder.create(request.out, run_folder.label_of(request.model), request.force))
+    return record
 
 
 def _kept(folder: Path) -> str:

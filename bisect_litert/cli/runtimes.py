@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bisect_litert.cli.printing import emit, progress_console, rendered
+from bisect_litert.cli.printing import emit, progress, rendered
 from bisect_litert.errors import ExitCode, naming
 from bisect_litert.request import BisectRequest
 from bisect_litert.versions.runtimes import Runtime
@@ -34,15 +34,10 @@ def survey(
 ) -> ExitCode:
     """Runs the main job under each and prints one table."""
     from bisect_litert.reports import runtime_table
-    from bisect_litert.reports.progress import ProgressDrawer
     from bisect_litert.request import Interrupted
 
     folder = request.out or Path()
-    with (
-        naming(request.model),
-        progress_console() as err,
-        ProgressDrawer(err, quiet=quiet, verbose=verbose) as on_progress,
-    ):
+    with naming(request.model), progress(quiet=quiet, verbose=verbose) as on_progress:
         from bisect_litert.versions.surveying import run_survey, survey_exit_code
 
         try:
