@@ -20,6 +20,7 @@ from pathlib import Path
 
 import platformdirs
 from filelock import FileLock
+from packaging.version import InvalidVersion, Version
 
 from bisect_litert.errors import RunnerError, UsageError
 from bisect_litert.versions.interpreters import foreign_environment
@@ -67,8 +68,11 @@ def is_version(text: str) -> bool:
 
 
 def order(version: str) -> tuple[int, ...]:
-    """A key that sorts versions; a pre-release counts as its release."""
-    return tuple(int(n) for n in re.findall(r"\d+", re.split(r"a|b|rc|\.dev|\.post", version)[0]))
+    """A key that sorts versions; a pre-release counts as its release, and what is no version comes first."""
+    try:
+        return Version(version).release
+    except InvalidVersion:
+        return ()
 
 
 def folder() -> Path:
