@@ -19,6 +19,7 @@ from bisect_litert.reports import formats
 from bisect_litert.reports.names import shorten_all
 from bisect_litert.reports.outcome import local_on_target, on_target
 from bisect_litert.tui.colours import colours_of
+from bisect_litert.tui.plot_window import PlotWindow
 from bisect_litert.tui.plot_words import legend
 from bisect_litert.vocabulary import Mark
 
@@ -72,11 +73,8 @@ class DivergencePlot(Canvas, can_focus=True):
         self._local = [c.relative_l2 if c else float("nan") for c in locals_]
         self._expected = [b.expected for b in blocks]
         self._broken = [bool(c and (c.new_nonfinite or not isfinite(c.relative_l2))) for c in totals]
-        self._window = self._whole()
+        self._window = PlotWindow.whole(len(blocks))
         self._short = (0, [])
-
-    def _whole(self) -> tuple[float, float]:
-        return -0.5, max(len(self._record.blocks), 1) - 0.5
 
     def show(self, record: RunRecord) -> None:
         """Draws another record of the same run, keeping cursor and zoom."""
@@ -89,11 +87,11 @@ class DivergencePlot(Canvas, can_focus=True):
         """Moves the cursor, and the window with it."""
         if order != self._cursor and 0 <= order < len(self._record.blocks):
             self._cursor = order
-            low, high = self._window
-            if low <= order <= high and self._base is not None:
+            window = self._window
+            if window.low <= order <= window.high and self._base is not None:
                 self._draw_cursor()
             else:
-                self._slide(order - (low + high) / 2)
+                self._window = window.moved(order - (window.low + window.high) / 2)
                 self.draw()
 
     # -- keys and mouse ------------------------------------------------------------------------------------------------
@@ -109,24 +107,10 @@ class DivergencePlot(Canvas, can_focus=True):
 
     def zoom(self, factor: float, around: float | None = None) -> None:
         """Narrows (factor < 1) or widens the range of blocks shown; 0 shows all."""
-        whole = self._whole()
-        low, high = self._window
-        middle = self._cursor if around is None else around
-        middle = max(low, min(high, middle))
-        low, high = middle - (middle - low) * factor, middle + (high - middle) * factor
-        if factor == 0 or high - low >= whole[1] - whole[0]:
-            low, high = whole
-        elif high - low < 3:
-            return
-        self._window = (low, high)
-        self._slide(0)
-        self.draw()
-
-    def _slide(self, by: float) -> None:
-        whole = self._whole()
-        low, high = self._window
-        by = max(whole[0] - low, min(whole[1] - high, by))
-        self._window = (low + by, high + by)
+        zoomed = self._window.zoomed(factor, self._cursor if around is None else around)
+        if zoomed is not None:
+            self._window = zoomed
+            self.draw()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Zooms in on the block under the mouse."""
@@ -147,8 +131,7 @@ class DivergencePlot(Canvas, can_focus=True):
         """Pans while a button is held."""
         if event.button and event.delta_x:
             self._dragged = True
-            low, high = self._window
-            self._slide(-event.delta_x * (high - low) / max(1, self._columns))
+            self._window = self._window.moved(-event.delta_x * self._window.width / max(1, self._columns))
             self.draw()
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
@@ -169,13 +152,16 @@ class DivergencePlot(Canvas, can_focus=True):
     def _rows(self) -> int:
         return self._canvas_size.height - TOP - BOTTOM
 
+    @property
+    def _crowded(self) -> bool:
+        """Whether blocks are too close for markers of their own."""
+        return self._columns / self._window.width < 2
+
     def _column(self, order: float) -> float:
-        low, high = self._window
-        return LEFT + (order - low) / (high - low) * self._columns
+        return LEFT + (order - self._window.low) / self._window.width * self._columns
 
     def _block_at(self, x: float) -> float:
-        low, high = self._window
-        return low + (x + 0.5 - LEFT) / max(1, self._columns) * (high - low)
+        return self._window.low + (x + 0.5 - LEFT) / max(1, self._columns) * self._window.width
 
     def on_resize(self, event: events.Resize) -> None:
         """Draws for the new size."""
@@ -217,7 +203,7 @@ class DivergencePlot(Canvas, can_focus=True):
 
     def _levels(self) -> tuple[int, int]:
         """Returns the decades around everything in the window."""
-        first, last = max(0, ceil(self._window[0])), floor(self._window[1])
+        first, last = max(0, ceil(self._window.low)), floor(self._window.high)
         shown = [s[first : last + 1] for s in (self._cumulative, self._local, self._expected)]
         values = [v for series in shown for v in series if isfinite(v) and v > FLOOR]
         low, high = (min(values), max(values)) if values else (1e-4, 1e-2)
@@ -237,7 +223,7 @@ class DivergencePlot(Canvas, can_focus=True):
         self, values: Sequence[float], row: Callable[[float], float], style: str, marker: str, dotted: bool = False
     ) -> None:
         points = [(self._column(i), row(v)) if isfinite(v) else None for i, v in enumerate(values)]
-        first, last = max(0, floor(self._window[0])), ceil(self._window[1])
+        first, last = max(0, floor(self._window.low)), ceil(self._window.high)
         shown = points[first : last + 1]
         pairs = [(*a, *b) for a, b in pairwise(shown) if a and b]
         if dotted:
@@ -251,7 +237,7 @@ class DivergencePlot(Canvas, can_focus=True):
             self.set_hires_pixels(dots, HiResMode.BRAILLE, style)
             return
         self.draw_hires_lines(pairs, HiResMode.BRAILLE, style)
-        if self._columns / (self._window[1] - self._window[0]) < 2:
+        if self._crowded:
             return
         for point in shown:
             if point and LEFT <= floor(point[0]) < self._canvas_size.width:
@@ -259,7 +245,7 @@ class DivergencePlot(Canvas, can_focus=True):
 
     def _mark_both(self, row: Callable[[float], float], style: str) -> bool:
         """Marks where cumulative and local error share a cell, which one of the two would hide; whether any do."""
-        if self._columns / (self._window[1] - self._window[0]) < 2:
+        if self._crowded:
             return False
         found = False
         for order, (total, local) in enumerate(zip(self._cumulative, self._local, strict=True)):
