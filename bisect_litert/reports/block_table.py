@@ -37,15 +37,6 @@ _STYLES = {
 }
 
 
-_PLACES = {
-    Residency.GPU: "GPU",
-    Residency.CPU: "CPU",
-    Residency.MIXED: "both",
-    Residency.UNKNOWN: "-",
-    Residency.EMULATED: "CPU",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
     title: str
@@ -86,7 +77,7 @@ _COLUMNS = (
     _Column("amplified", "ampl.", lambda _, b: _known(b.amplification), 9),
     _Column("peak |ref|", "peak", _cumulative(lambda c: formats.number(c.reference_peak)), 6),
     _Column("non-finite", "n-fin", _cumulative(lambda c: formats.count(c.nonfinite)), 3),
-    _Column("on", "on", lambda _, b: _PLACES[b.residency], 1),
+    _Column("on", "on", lambda _, b: formats.PLACES[b.residency], 1),
     _Column("zeros", "zeros", _cumulative(formats.share_of_zeros), 5),
 )
 _EXTRA_RANK = 8

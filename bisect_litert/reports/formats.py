@@ -8,7 +8,7 @@ from math import floor, isfinite, isnan, log10, nan
 
 from bisect_litert.block_record import BlockResult, Comparison
 from bisect_litert.record import InputInfo, RunRecord
-from bisect_litert.vocabulary import LITERT_CPU, Mark, RunName
+from bisect_litert.vocabulary import LITERT_CPU, Mark, Residency, RunName
 
 SYMBOLS = {
     Mark.OK: "✓",
@@ -18,6 +18,14 @@ SYMBOLS = {
     Mark.UNTAPPED: "○",
     Mark.UNKNOWN: "?",
 }
+PLACES = {
+    Residency.GPU: "GPU",
+    Residency.CPU: "CPU",
+    Residency.MIXED: "both",
+    Residency.UNKNOWN: "-",
+    Residency.EMULATED: "CPU",
+}
+"""Where a block's ops ran, for a column of tables."""
 
 # What an ASCII terminal gets instead.
 _ASCII = str.maketrans(

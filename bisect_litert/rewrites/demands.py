@@ -17,26 +17,8 @@ _SMALL = {
     "div": ("other",),
 }
 """Operators, and which of their operands a small number makes large."""
-_CARRY = frozenset(
+_MOVES = frozenset(
     [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "mean",
-        "sum",
-        "relu",
-        "abs",
-        "maximum",
-        "minimum",
-        "sqrt",
-        "exp",
-        "pow",
-        "square",
-        "neg",
         "view",
         "reshape",
         "transpose",
@@ -44,40 +26,46 @@ _CARRY = frozenset(
         "unsqueeze",
         "squeeze",
         "expand",
-        "expand_as",
         "flatten",
         "slice",
-        "select",
-        "cat",
-        "stack",
-        "linalg_vector_norm",
-        "norm",
-        "amax",
-        "_unsafe_view",
-        "contiguous",
         "clone",
-        "where",
-        "masked_fill",
-        "matmul",
-        "bmm",
+        "contiguous",
     ]
 )
+"""Operators that hand on an operand's numbers."""
+_CARRY = _MOVES | {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "mean",
+    "sum",
+    "relu",
+    "abs",
+    "maximum",
+    "minimum",
+    "sqrt",
+    "exp",
+    "pow",
+    "square",
+    "neg",
+    "expand_as",
+    "select",
+    "cat",
+    "stack",
+    "linalg_vector_norm",
+    "norm",
+    "amax",
+    "_unsafe_view",
+    "where",
+    "masked_fill",
+    "matmul",
+    "bmm",
+}
 """Operators whose small results come of small operands."""
-_SATURATE = frozenset(
-    [
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "flatten",
-        "slice",
-        "clone",
-        "contiguous",
-    ]
-)
 
 
 class Demands:
@@ -128,7 +116,7 @@ class Demands:
         if name == "scaled_dot_product_attention":
             mask = user.args[3] if len(user.args) > 3 else user.kwargs.get("attn_mask")
             return mask is node
-        return user.name in found and (name in _SATURATE or name in ("add", "masked_fill", "where", "to", "_to_copy"))
+        return user.name in found and (name in _MOVES or name in ("add", "masked_fill", "where", "to", "_to_copy"))
 
 
 def _name(node: fx.Node) -> str:

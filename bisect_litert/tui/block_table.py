@@ -24,14 +24,6 @@ from bisect_litert.vocabulary import Mark, Residency
 
 NAME_CELLS = 22
 
-_PLACES = {
-    Residency.GPU: "GPU",
-    Residency.CPU: "CPU",
-    Residency.MIXED: "both",
-    Residency.UNKNOWN: "-",
-    Residency.EMULATED: "CPU",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -91,7 +83,7 @@ COLUMNS = (
     _total(lambda c: c.zeros / max(1, c.elements), formats.share_of_zeros)("zeros"),
     Column("ampl.", lambda _, b: _known(b.amplification), lambda _, b: b.amplification),
     Column("ops", lambda _, b: str(b.ops), lambda _, b: b.ops),
-    Column("on", lambda _, b: _PLACES[b.residency], lambda _, b: list(Residency).index(b.residency)),
+    Column("on", lambda _, b: formats.PLACES[b.residency], lambda _, b: list(Residency).index(b.residency)),
     Column("class", lambda _, b: b.class_name, lambda _, b: nan),
 )
 BIGGEST_FIRST = {c.title for c in COLUMNS} - {"block", "mark", "class", "on"}
