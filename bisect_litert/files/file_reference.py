@@ -24,6 +24,7 @@ from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import TappedGraph, heal, tap_graph
 from bisect_litert.measuring.metrics import compare
+from bisect_litert.measuring.pieces import holds_nan
 from bisect_litert.measuring.readings import Tap
 
 REPEATS = 1e-6
@@ -84,10 +85,10 @@ class FileReference:
         )
         self._truth = truth
         named = {**truth.taps, **truth.outputs}
-        bad = [key for key, value in named.items() if value.dtype.kind == "f" and np.isnan(value).any()]
-        if bad:
+        bad = next((key for key, value in named.items() if holds_nan(value)), None)
+        if bad is not None:
             raise UnfitReferenceError(
-                f"LiteRT's own CPU result holds NaN at {bad[0]}.",
+                f"LiteRT's own CPU result holds NaN at {bad}.",
                 hint="Give inputs the model is made for with --inputs: there is no right answer to compare with.",
             )
         again = self.force({})

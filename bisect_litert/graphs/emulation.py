@@ -3,11 +3,9 @@
 Two ways to round, since fp16 loses two different things:
 
 - `Rounding.HALF` is fp16 itself, by a pair of CASTs: 11 significant bits *and* a range that ends at 65504 and at
-  6e-8. It predicts
-  overflow and underflow without a GPU.
+  6e-8. It predicts overflow and underflow without a GPU.
 - `Rounding.SIGNIFICAND` keeps the 11 bits and lifts the range. What it costs is rounding alone. A block that is far
-  off in
-  HALF and in line in SIGNIFICAND has left the range; one that is off in both has lost digits.
+  off in HALF and in line in SIGNIFICAND has left the range; one that is off in both has lost digits.
 
 Neither rounds what is accumulated inside an op; `allowance` says how much that may add.
 """
@@ -28,8 +26,6 @@ SPLITTER = 2.0**13 + 1
 floating-point technique for extending the available precision", Numerische Mathematik 18 (1971)."""
 SPLIT_LIMIT = 1e34
 """Above this, value * SPLITTER leaves float32."""
-
-
 _PIECE = 1 << 20
 """Elements that are rounded at once."""
 
@@ -167,23 +163,17 @@ def accumulation_length(graph: Graph, op: Op) -> int:
     out = graph.tensors[op.outputs[0]] if op.outputs else None
     if op.type == "FULLY_CONNECTED" and len(shapes) > 1 and shapes[1]:
         return shapes[1][-1]
-    if op.type == "CONV_2D" and len(shapes) > 1:
+    if op.type in ("CONV_2D", "TRANSPOSE_CONV") and len(shapes) > 1:
         return int(np.prod(shapes[1][1:]))
     if op.type == "DEPTHWISE_CONV_2D" and len(shapes) > 1:
         return int(np.prod(shapes[1][1:3]))
-    if op.type == "TRANSPOSE_CONV" and len(shapes) > 1:
-        return int(np.prod(shapes[1][1:]))
     if op.type == "BATCH_MATMUL" and shapes and shapes[0] and out is not None:
-        left, right, result = (graph.tensors[op.inputs[0]].size, graph.tensors[op.inputs[1]].size, out.size)
+        left, right = (graph.tensors[t].size for t in op.inputs[:2])
         batch = int(np.prod(out.shape[:-2])) if len(out.shape) > 2 else 1
-        return max(1, round(sqrt(left * right / max(1, result) / max(1, batch))))
-    if (
-        op.type in ("SUM", "MEAN", "AVERAGE_POOL_2D", "SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION")
-        and shapes
-        and out is not None
-    ):
-        if op.type in ("SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION"):
-            return shapes[0][-1] if shapes[0] else 1
+        return max(1, round(sqrt(left * right / max(1, out.size) / max(1, batch))))
+    if op.type in ("SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION") and shapes and out is not None:
+        return shapes[0][-1] if shapes[0] else 1
+    if op.type in ("SUM", "MEAN", "AVERAGE_POOL_2D") and shapes and out is not None:
         return max(1, graph.tensors[op.inputs[0]].size // max(1, out.size))
     if op.type == "CUMSUM" and shapes:
         axis = graph.constant(op.inputs[1]) if len(op.inputs) > 1 else None

@@ -30,8 +30,6 @@ LOADING = ("load model", "torch")
 """Stages in which only PyTorch works; whatever ends them is no conversion's fault."""
 CONVERTING = ("convert",)
 _NO_GPU = "The emulated fp16 run stands in", "The run on the CPU stands in"
-
-
 _REFUSALS = 8
 """More of them are only counted; the run folder has all."""
 

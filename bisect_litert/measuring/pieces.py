@@ -63,6 +63,13 @@ def pairs(one: np.ndarray, other: np.ndarray, size: int = PIECE) -> Iterator[tup
             done += piece.size
 
 
+def holds_nan(values: np.ndarray) -> bool:
+    """Whether a tensor holds NaN."""
+    found = values.dtype.kind == "f" and any(np.isnan(piece).any() for piece in flat_pieces(values))
+    let_go(values)
+    return found
+
+
 def let_go(*arrays: np.ndarray) -> None:
     """Takes what was read of mapped files out of this process's memory; it comes back when it is read again.
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bisect_litert.errors import BisectError, InputsError, UnfitReferenceError
-from bisect_litert.measuring.pieces import OnTensor, let_go
+from bisect_litert.measuring.pieces import OnTensor, holds_nan, let_go
 from bisect_litert.models import eager, structure
 from bisect_litert.models.blocks import Block, module_at
-from bisect_litert.models.fitness import difference, holds_nan
 from bisect_litert.models.float64 import Float64, in_float64
+from bisect_litert.models.repeating import difference
 from bisect_litert.models.shelf import Shelf
 from bisect_litert.models.tapped import tapped_copy, watch
 

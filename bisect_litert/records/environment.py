@@ -9,8 +9,6 @@ from importlib import metadata
 from bisect_litert.record import RunRecord
 
 PACKAGES = ("bisect-litert", "torch", "litert-torch", "litert-converter", "ai-edge-litert", "numpy", "transformers")
-
-
 OTHER_RUNTIME = "this machine, another environment"
 """The device of GPU jobs that ran here, under another ai-edge-litert."""
 

@@ -178,8 +178,8 @@ def _peak_read(graph: Graph, op: Op, reference: Mapping[int, np.ndarray]) -> flo
 def accumulated_peak(graph: Graph, ops: Sequence[Op], values: Mapping[int, np.ndarray]) -> tuple[float, Op | None]:
     """Largest sum of magnitudes that an op of the block accumulates: the bound on any partial sum it can pass through.
 
-    For SUM, MEAN, CUMSUM, FULLY_CONNECTED and BATCH_MATMUL it is exact; for convolutions and
-    pools it is a bound, peak|x| * sum|w|.
+    For SUM, MEAN, CUMSUM, FULLY_CONNECTED and BATCH_MATMUL it is exact; for convolutions and pools it is a bound,
+    peak|x| * sum|w|.
     """
     best: tuple[float, Op | None] = (0.0, None)
     for op in ops:

@@ -13,8 +13,6 @@ CLEAR = 3.0
 """Times the limit from which a local error is no borderline case."""
 HIGH, MEDIUM = 0.75, 0.5
 """Shares of the readings that can be had for a cause."""
-
-
 PROVED = "every output is right"
 """What a proof says that worked."""
 

@@ -12,8 +12,6 @@ from bisect_litert.rewrites.tracing import Traced, item
 from bisect_litert.rewrites.values import Value, align, scale, true
 
 TABLE: Table = {}
-
-
 _MOVES = """
 view reshape _unsafe_view flatten unflatten squeeze unsqueeze transpose permute t movedim swapaxes clone
 contiguous detach alias lift_fresh_copy dropout expand expand_as repeat tile roll flip slice select narrow

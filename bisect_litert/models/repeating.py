@@ -1,21 +1,14 @@
-"""Whether tensors of PyTorch's own can be compared with: no NaN in them, and the same again in another run."""
+"""How far two forwards of PyTorch's are from being one."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from bisect_litert.measuring.pieces import flat_pieces, let_go, pairs
+from bisect_litert.measuring.pieces import let_go, pairs
 
 REPEAT_LIMIT = 1e-5
 """Largest difference between two eager runs, relative to the tensor's peak, that passes as another summation order
 (fp32 has 6e-8 per operation); random numbers and state give differences of order one."""
-
-
-def holds_nan(values: np.ndarray) -> bool:
-    """Whether a tensor holds NaN."""
-    found = values.dtype.kind == "f" and any(np.isnan(piece).any() for piece in flat_pieces(values))
-    let_go(values)
-    return found
 
 
 def difference(name: str, one: np.ndarray | None, other: np.ndarray | None) -> str:
