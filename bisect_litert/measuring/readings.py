@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -250,49 +250,36 @@ def build(
         healed: Taps whose consumers were given torch's own value.
         steps: What honest devices may differ by whatever their precision, by tap key or output label.
     """
-    readings = []
-    for tap in taps:
-        parents, factor, _ = links.get(tap.key, ((), 1.0, 0))
-        cumulative = runs.target.cumulative.get(tap.key)
-        reading = Reading(
-            tap=tap.key,
-            block=tap.block,
+
+    def reading(key: str, block: str, output: bool) -> Reading:
+        def local(run: Errors | None) -> Comparison | None:
+            return _known((run.output_local if output else run.local) if run else None, key)
+
+        parents, factor, _ = links.get(key, ((), 1.0, 0))
+        cumulative = runs.target.output_cumulative if output else runs.target.cumulative
+        return Reading(
+            tap=key,
+            block=block,
             parents=parents,
-            cumulative=cumulative,
-            local=_known(runs.target.local, tap.key),
-            expected=_known(runs.rounding.local if runs.rounding else None, tap.key),
-            half=_known(runs.half.local if runs.half else None, tap.key),
+            cumulative=cumulative.get(key),
+            local=local(runs.target),
+            expected=local(runs.rounding),
+            half=local(runs.half),
             allowance=factor,
-            cpu=_known(runs.cpu.local if runs.cpu else None, tap.key),
-            fp32_cost=fp32_cost.get(tap.key, 0.0),
-            step=steps.get(tap.key, 0.0),
-            fp32=_known(runs.fp32.local if runs.fp32 else None, tap.key),
+            cpu=local(runs.cpu),
+            fp32_cost=fp32_cost.get(key, 0.0),
+            step=steps.get(key, 0.0),
+            fp32=local(runs.fp32),
             fp32_ran=runs.fp32 is not None,
             uncontrolled=runs.uncontrolled,
+            output=output,
+            healed=key in healed and not output,
         )
-        readings.append(replace(reading, healed=True) if tap.key in healed else reading)
-    for label, owner in outputs.items():
-        parents, factor, _ = links.get(label, ((), 1.0, 0))
-        readings.append(
-            Reading(
-                tap=label,
-                block=owner,
-                parents=parents,
-                cumulative=runs.target.output_cumulative.get(label),
-                local=_known(runs.target.output_local, label),
-                expected=_known(runs.rounding.output_local if runs.rounding else None, label),
-                half=_known(runs.half.output_local if runs.half else None, label),
-                allowance=factor,
-                cpu=_known(runs.cpu.output_local if runs.cpu else None, label),
-                fp32_cost=fp32_cost.get(label, 0.0),
-                step=steps.get(label, 0.0),
-                fp32=_known(runs.fp32.output_local if runs.fp32 else None, label),
-                fp32_ran=runs.fp32 is not None,
-                uncontrolled=runs.uncontrolled,
-                output=True,
-            )
-        )
-    return readings
+
+    return [
+        *(reading(tap.key, tap.block, output=False) for tap in taps),
+        *(reading(label, owner, output=True) for label, owner in outputs.items()),
+    ]
 
 
 def _known(found: Mapping[str, Comparison] | None, key: str) -> Comparison | None:
