@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import sample_record as sample
 import sample_run
+from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static, TabbedContent, TabPane
 
@@ -277,6 +278,51 @@ def test_300_blocks_scroll_without_lag() -> None:
     drive(BisectApp(sample_run.deep()), script)
 
 
+def test_the_keys_of_pagers_move_as_arrows_do() -> None:
+    async def script(pilot: Pilot[None]) -> None:
+        table = pilot.app.screen.query_one(BlockTable)
+        await pilot.press("g")
+        assert table.cursor_row == 0
+        await pilot.press("j", "j", "k", "l")
+        assert (table.cursor_row, table.cursor_column) == (1, 1)
+        await pilot.press("G")
+        assert table.cursor_row == 299
+        await pilot.press("slash", *"jg")  # typed, not obeyed
+        assert pilot.app.screen.query_one("#filter", Input).value == "jg"
+        await pilot.press("escape", "question_mark", "G")
+        dialog = pilot.app.screen.query_one(VerticalScroll)
+        await pilot.pause(0.5)
+        assert dialog.scroll_y == dialog.max_scroll_y > 0
+
+    drive(BisectApp(sample_run.deep()), script, (80, 24))
+
+
+def test_n_goes_from_culprit_to_culprit_and_round_the_end() -> None:
+    record = sample_run.deep()
+    culprits = [b.order for b in record.blocks if b.mark is Mark.CULPRIT]
+
+    async def script(pilot: Pilot[None]) -> None:
+        await pilot.press("g")
+        for wanted in (*culprits, culprits[0]):
+            await pilot.press("n")
+            assert screen(pilot).selected == wanted
+        await pilot.press("N")
+        assert screen(pilot).selected == culprits[-1]
+
+    drive(BisectApp(record), script)
+
+
+def test_a_filter_is_a_key_away_in_every_tab(run: Path) -> None:
+    async def script(pilot: Pilot[None]) -> None:
+        await pilot.press("3")
+        await pilot.pause()
+        await pilot.press("slash", *"blocks")
+        assert screen(pilot).tab == "overview"
+        assert pilot.app.screen.query_one("#filter", Input).value == "blocks"
+
+    drive(app(run), script)
+
+
 # -- block -------------------------------------------------------------------------------------------------------------
 
 
@@ -371,8 +417,10 @@ def test_the_ops_stand_in_order_with_the_guilty_one_selected(run: Path) -> None:
         assert "914 n-fin" in text
         source = shown(pilot, "#ops-source")
         assert "> 40         return x + self.mlp(self.norm2(x * self.gain))" in source
-        await pilot.press("up")
+        await pilot.press("k")
         assert "op 191 RESHAPE" in str(pilot.app.screen.query_one("#ops-source", Static).border_title)
+        await pilot.press("c")
+        assert table.cursor_row == 3
 
     drive(app(run), script)
 

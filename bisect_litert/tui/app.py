@@ -14,6 +14,7 @@ from bisect_litert.errors import BisectError
 from bisect_litert.record import RunRecord
 from bisect_litert.tui import terminal
 from bisect_litert.tui.block_search import BlockSearch
+from bisect_litert.tui.keys import PAGER, meant
 from bisect_litert.tui.run_screen import RunScreen
 
 
@@ -38,6 +39,7 @@ class BisectApp(App[None]):
         Binding("question_mark", "help", "Help"),
         Binding("t", "toggle_light", "Light/dark", show=False),
         Binding("q", "quit", "Quit"),
+        *PAGER,
     ]
 
     def __init__(
@@ -96,6 +98,10 @@ class BisectApp(App[None]):
 
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen())
+
+    def action_as_if(self, key: str) -> None:
+        """Does what another key does."""
+        self.simulate_key(meant(key, self.focused))
 
     def action_toggle_light(self) -> None:
         """Changes between the light and the dark theme."""

@@ -50,7 +50,7 @@ class BlockView(Vertical):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n,right", "step(1)", "Next", key_display="n"),
-        Binding("p,left", "step(-1)", "Previous", key_display="p"),
+        Binding("p,N,left", "step(-1)", "Previous", key_display="p"),
         Binding("v", "next_tap", "Tensor"),
     ]
 

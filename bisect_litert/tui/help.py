@@ -12,6 +12,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from bisect_litert.tui.keys import PAGER
+
 KEYS = (
     ("Everywhere", (
         ("1 to 6", "the tabs: overview, block, ops, evidence, compare, tolerances"),
@@ -22,20 +24,22 @@ KEYS = (
         ("t", "light or dark"),
         ("escape", "back to the overview, then to the list of runs"),
         ("tab", "the next part of the screen"),
+        ("j k g G", "down, up, first, last; h and l left and right, as the arrows"),
         ("q", "quit"),
     )),
     ("Overview", (
         ("↑ ↓ ← →", "move over blocks and columns; in the plot ← → moves over blocks"),
         ("enter", "open the block"),
         ("/", "filter by glob (* within a level, ** across) or by part of a name; escape shows all"),
+        ("n  p", "next and previous culprit"),
         ("m", "only blocks of the next mark"),
         ("x", "sort by this column; again turns it round, a third time goes back to the data flow"),
         ("+ - 0", "zoom the plot in, out, show all; the wheel zooms too, dragging moves"),
     )),
     ("Block, ops", (
-        ("n  p", "next and previous block, or culprit"),
+        ("n  p", "next and previous block; in ops, culprit"),
         ("v", "the next tensor of a block with several"),
-        ("g", "to the guilty op"),
+        ("c", "to the guilty op"),
     )),
     ("Tolerances", (("↑ ↓", "double or halve"), ("ctrl+r", "the run's own tolerances"))),
 )  # fmt: skip
@@ -57,7 +61,10 @@ WORDS = (
 class HelpScreen(ModalScreen[None]):
     """Keys and words."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "dismiss", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark", "dismiss", "Close"),
+        *PAGER,
+    ]
 
     def compose(self) -> ComposeResult:
         """Lays out the text."""

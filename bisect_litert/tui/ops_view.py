@@ -39,8 +39,8 @@ class OpsView(Vertical):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "step(1)", "Next"),
-        Binding("p", "step(-1)", "Previous"),
-        Binding("g", "guilty", "Guilty"),
+        Binding("p,N", "step(-1)", "Previous", key_display="p"),
+        Binding("c", "guilty", "Guilty"),
     ]
 
     def __init__(self, record: RunRecord) -> None:

@@ -49,6 +49,8 @@ class Overview(Vertical):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter"),
+        Binding("n", "culprit(1)", "Next culprit", show=False),
+        Binding("p,N", "culprit(-1)", "Previous culprit", show=False),
         Binding("m", "next_mark", "Mark"),
         Binding("x", "sort", "Sort"),
         Binding("plus,equals_sign", "zoom(1)", "Zoom", key_display="+/-"),
@@ -149,6 +151,14 @@ class Overview(Vertical):
         if event.order != self._selected:
             self.select(event.order)
         self.post_message(self.Selected(event.order, event.opened))
+
+    def action_culprit(self, by: int) -> None:
+        """Goes to the next culprit in the data flow (1) or the previous one (-1), round the end."""
+        orders = sorted(b.order for b in self._record.blocks if b.mark is Mark.CULPRIT)
+        if orders:
+            ahead = [o for o in orders[::by] if (o - self._selected) * by > 0]
+            self.select((ahead or orders[::by])[0])
+            self.post_message(self.Selected(self._selected, opened=False))
 
     def action_zoom(self, direction: int) -> None:
         """Zooms the plot in (1), out (-1), or shows all of it (0)."""

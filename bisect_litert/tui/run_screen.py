@@ -48,6 +48,7 @@ class RunScreen(Screen[None]):
         Binding("y", "copy", "Copy"),
         Binding("Y", "copy_summary", "Copy summary", show=False),
         Binding("s", "save", "Save"),
+        Binding("slash", "filter", "Filter", show=False),
         Binding("o", "folder", "Files"),
         Binding("escape", "back", "Back", show=False),
         Binding("ctrl+p", "app.command_palette", "Palette", show=False),
@@ -117,7 +118,7 @@ class RunScreen(Screen[None]):
             await pane.mount(self._view(tab))
         self._show(tab)
         focus = {
-            "overview": BlockTable,
+            "overview": "#filter" if self.query_one("#filter").display else BlockTable,
             "block": "#block-scroll",
             "ops": "#ops-table",
             "evidence": "#evidence-scroll",
@@ -240,6 +241,11 @@ class RunScreen(Screen[None]):
                 self.app.pop_screen()
             return
         self.action_tab(0)
+
+    def action_filter(self) -> None:
+        """Opens the overview's filter from any tab."""
+        self.action_tab(0)
+        self.query_one(Overview).action_filter()
 
     def compare_with(self, folder: Path) -> None:
         """Compares this run with an earlier one."""
