@@ -72,6 +72,27 @@ class Lists(nn.Module):
         return self.by_name["a"](x)
 
 
+class Weighted(nn.Module):
+    """A convolution whose weight is made of parameters, as weight and spectral norms do it, and dropout behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = Position()
+        self.dropout = nn.Dropout(0.1)
+        self.skip = nn.Identity()
+        self.layers = nn.ModuleList([Layer(), nn.Dropout2d(0.1), Layer()])
+
+
+class Position(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3))
+        self.activation = nn.GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.conv(x))
+
+
 def names(module: nn.Module, *patterns: str) -> list[str]:
     return [block.name for block in select(module, patterns)]
 
@@ -86,6 +107,8 @@ def names(module: nn.Module, *patterns: str) -> list[str]:
         (Layer(), ["norm", "fc"]),
         (nn.Linear(4, 4), [ROOT]),
         (nn.Sequential(), [ROOT]),
+        (Weighted().eval(), ["position", "layers.0", "layers.2"]),
+        (Weighted(), ["position", "dropout", "skip", "layers.0", "layers.1", "layers.2"]),
     ],
 )
 def test_default(module: nn.Module, expected: list[str]) -> None:

@@ -198,6 +198,7 @@ def test_the_same_tensor_returned_twice_is_found_unwritten() -> None:
     assert (record.verdict.cause, record.verdict.diverged) == (Cause.UNWRITTEN_OUTPUT, True)
     assert [c.block for c in record.culprits] == ["b"]
     assert [o.comparison is not None and o.comparison.unwritten > 0 for o in record.outputs].count(True) == 1
+    assert "Outputs [0] and [2] are one tensor of the graph" in record.culprits[0].evidence[0]
 
 
 class HandsOn(nn.Module):

@@ -88,6 +88,25 @@ def test_a_run_takes_every_op_whose_inputs_are_ready() -> None:
     assert on_gpu(branches, log, frozenset({1})) == {0, 2, 3}
 
 
+def chain(*kinds: str) -> FakeGraph:
+    return graph(*((kind, (i,), i + 1) for i, kind in enumerate(kinds)))
+
+
+def test_of_several_largest_runs_the_first_is_taken() -> None:
+    # As measured of a transformer whose layers are alike: 69 of 311 ops, three runs of 69 between refused ones, and
+    # only the first layers had the digits of fp16.
+    layers = chain("ADD", "BAD", "ADD", "ADD", "BAD", "ADD", "ADD", "BAD", "ADD")
+    assert on_gpu(layers, findings(2, 7, refused("BAD")), frozenset({1, 4, 7})) == {2, 3}
+
+
+def test_of_very_many_runs_the_largest_is_known_only_when_there_is_one() -> None:
+    many = chain(*("ADD", "BAD") * 20)
+    bad = frozenset(range(1, 40, 2))
+    assert on_gpu(many, findings(1, 39, refused("BAD")), bad) is None
+    one = chain("ADD", "ADD", *("BAD", "ADD") * 20)
+    assert on_gpu(one, findings(2, 40, refused("BAD")), frozenset(range(2, 42, 2))) == {0, 1}
+
+
 def test_where_a_block_ran() -> None:
     ops = CHAIN.ops
     assert of_block((), frozenset({0}), frozenset()) is Residency.UNKNOWN

@@ -9,6 +9,9 @@ from bisect_litert.devices.placement import LogFindings, RefusedOp
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.vocabulary import Residency
 
+KEPT_IN_ORDER = 16
+"""Up to so many elements C++'s sort inserts one by one, which leaves equal ones in their order."""
+
 
 def refused_ops(graph: Graph, findings: LogFindings) -> tuple[frozenset[int], dict[str, tuple[int, ...]]]:
     """Finds the ops a log says were refused.
@@ -42,8 +45,9 @@ def on_gpu(graph: Graph, findings: LogFindings, refused: frozenset[int]) -> froz
     """Works out which ops ran on the GPU.
 
     TensorFlow Lite cuts the graph into runs of supported and unsupported ops, each run taking every op whose inputs
-    are ready, and gives the delegate the largest. Doing the same and arriving at the number of ops that the log
-    states is what makes it known.
+    are ready, and gives the delegate the largest; of several as large, as layers of one kind make them, the first (it
+    sorts by size, which keeps a few in order; of many it is not known which). Doing the same and arriving at the number
+    of ops that the log states is what makes it known.
 
     Returns:
         Op indices, or None when the count does not come out.
@@ -56,7 +60,9 @@ def on_gpu(graph: Graph, findings: LogFindings, refused: frozenset[int]) -> froz
     if not findings.cpu_ops:
         return everything
     parts = _partitions(graph.ops, refused)
-    for chosen in (sorted(parts, key=len)[-1:], parts):
+    largest = sorted(parts, key=len, reverse=True)[:1]
+    tied = sum(len(part) == len(largest[0]) for part in parts) if largest else 0
+    for chosen in (largest if tied == 1 or len(parts) <= KEPT_IN_ORDER else [], parts):
         ops = frozenset(i for part in chosen for i in part)
         if len(ops) == findings.gpu_ops:
             return ops

@@ -65,8 +65,8 @@ def select(module: torch.nn.Module, patterns: Sequence[str] = ()) -> tuple[Block
         module: The model.
         patterns: Globs over module paths: `*` and `?` stay within one level, `**` crosses levels, `[ab]` and `{a,b}`
             work. Without any: the repeated children (of ModuleList, ModuleDict, Sequential; the outermost such level of
-            each branch) and, beside them, the children that contain no such container; the model itself when it has no
-            children.
+            each branch) and, beside them, the children that contain no such container, without those that compute
+            nothing of their own (dropout, parametrizations); the model itself when it has no children.
 
     Raises:
         BlockSelectionError: A pattern that matches no block.
@@ -149,14 +149,35 @@ def _default(module: torch.nn.Module, path: str, seen: set[int]) -> Iterator[tup
         return
     seen.add(id(module))
     repeated = _is_container(module)
-    for name, child in module.named_children():
+    for name, child in _parts(module):
         below = f"{path}.{name}" if path else name
         if not _is_callable(child):
             yield from _default(child, below, seen)
-        elif repeated or not any(_is_container(part) for part in child.modules()):
+        elif _hands_on(child):
+            continue
+        elif repeated or not _holds_container(child):
             yield below, child
         else:
             yield from _default(child, below, seen)
+
+
+def _parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The children through which data flows; a parametrization makes a weight of weights, in containers of its own."""
+    from torch.nn.utils import parametrize
+
+    weights = parametrize.is_parametrized(module)
+    return [(name, child) for name, child in module.named_children() if not (weights and name == "parametrizations")]
+
+
+def _holds_container(module: torch.nn.Module) -> bool:
+    return _is_container(module) or any(_holds_container(child) for _, child in _parts(module))
+
+
+def _hands_on(module: torch.nn.Module) -> bool:
+    """Whether a module returns what it is given: what it returns is the block's before it."""
+    from torch import nn
+
+    return isinstance(module, (nn.Identity, nn.modules.dropout._DropoutNd)) and not module.training
 
 
 def _is_container(module: torch.nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bisect_litert.block_record import BlockResult, Comparison, TapInfo
-from bisect_litert.devices import residency
+from bisect_litert.devices import placement, residency
 from bisect_litert.graphs.graph import Graph
 from bisect_litert.measuring.evaluation import GPU
 from bisect_litert.measuring.metrics import compare_output, out_of_line
@@ -21,7 +21,7 @@ from bisect_litert.record import Culprit, OutputResult, Placement, RunInfo, RunR
 from bisect_litert.records import environment, keeping
 from bisect_litert.search.culprits import Reading, amplification, leaves_range
 from bisect_litert.search.standing import Found
-from bisect_litert.verdicts.judging import Findings, block_ops, log_findings, place
+from bisect_litert.verdicts.judging import Findings, as_exact_as_fp32, block_ops, log_findings, place
 from bisect_litert.vocabulary import OTHER_WEIGHTS, Cause, Mark, Residency, RunName, TapOrigin
 from bisect_litert.wording import some_of
 
@@ -49,8 +49,10 @@ _LOST = {
 def build_record(known: Findings) -> RunRecord:
     """Puts everything known into the record."""
     where = place(known)
-    notes = list(dict.fromkeys([*known.verdict.notes, *known.notes, *_notes(known, where)]))
     blocks = _blocks(known, _keep_tensors(known))
+    notes = list(
+        dict.fromkeys([*known.verdict.notes, *known.notes, *_notes(known, where), *_not_tested(blocks, where)])
+    )
     kinds = {RunName.GPU_FP32} - {RunName(r.name) for r in known.runs if r.name in set(map(str, RunName))}
     runs = list(known.runs)
     if kinds and known.target == GPU and known.found.readings and not known.settings.fp32:
@@ -135,6 +137,14 @@ def _notes(known: Findings, where: Placement) -> list[str]:
     return notes + found.notes
 
 
+def _not_tested(blocks: Sequence[BlockResult], where: Placement) -> list[str]:
+    """A block that the GPU had no part in is right for the wrong reason."""
+    alone = [b.name for b in blocks if b.residency is Residency.CPU and b.mark is Mark.OK and b.errors]
+    if not alone or where.gpu_ops <= 0:
+        return []
+    return [f"Not tested on the GPU, because all of it ran on the CPU: {some_of(alone, 6)}."]
+
+
 def _outputs(known: Findings) -> list[OutputResult]:
     truth, found = known.truth, known.found
     if truth is None:
@@ -173,12 +183,7 @@ def _keep_tensors(known: Findings) -> dict[str, tuple[str, str]]:
 def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResult]:
     found = known.found
     ops = block_ops(known)
-    seen = log_findings(known)
-    gpu: frozenset[int] | None = None
-    refused: frozenset[int] = frozenset()
-    if seen is not None and known.target == GPU and known.graph is not None:
-        refused, _ = residency.refused_ops(known.graph, seen[0])
-        gpu = residency.on_gpu(known.graph, seen[0], refused) if known.graph is known.plain or not refused else None
+    gpu, refused = _where_ops_ran(known)
     by_block: dict[str, list[Tap]] = {}
     for tap in known.taps:
         by_block.setdefault(tap.block, []).append(tap)
@@ -197,6 +202,8 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
         lead = max(mine, key=lambda r: _key(r.local), default=None)
         culprit = blame.get(block) or lost.get(block)
         here = residency.of_block(ops.get(block, ()), gpu, refused) if known.target == GPU else Residency.EMULATED
+        if known.target == GPU and gpu is None and not known.settings.fp32 and as_exact_as_fp32(mine):
+            here = Residency.CPU  # the log does not tell, the digits do
         rows.append(
             BlockResult(
                 name=block,
@@ -228,6 +235,31 @@ def _blocks(known: Findings, kept: dict[str, tuple[str, str]]) -> list[BlockResu
             )
         )
     return rows
+
+
+def _where_ops_ran(known: Findings) -> tuple[frozenset[int] | None, frozenset[int]]:
+    """Returns the ops that ran on the GPU, None when that is not known, and those that were refused.
+
+    It is the tapped run, whose numbers the blocks show, that is asked first: a copy more here or there can make another
+    part of the graph the largest. Copies come after the graph's own ops, whose numbers stay.
+    """
+    choice, graph = known.choice, known.graph
+    if known.target != GPU or choice is None or graph is None:
+        return None, frozenset()
+    asked = []
+    run, shipped = choice.gpu.get(GPU), log_findings(known)
+    if run is not None:
+        tapped = choice.graph.graph
+        asked.append((tapped, placement.read(run.log_text, len(tapped.ops), run.adapter_line)))
+    if shipped is not None and graph is known.plain:
+        asked.append((graph, shipped[0]))
+    refused: frozenset[int] = frozenset()
+    for each, log in asked:
+        refused, _ = residency.refused_ops(each, log)
+        gpu = residency.on_gpu(each, log, refused)
+        if gpu is not None:
+            return gpu, refused
+    return None, refused
 
 
 def _named(found: Found, known: Findings) -> dict[RunName, Errors]:

@@ -19,6 +19,8 @@ from bisect_litert.vocabulary import Mark
 _HEADS = ("peak", "headroom", "sum", "squares")
 _MARKS = {Mark.CULPRIT: ("leaves the range", "bold red"), Mark.AFTER: ("after a culprit", "dim")}
 _NAME = 32
+"""Cells that a name has at the least."""
+_CELL = 8
 
 
 def render(record: RunRecord, console: Console, *, verbose: bool = False) -> None:
@@ -31,7 +33,7 @@ def render(record: RunRecord, console: Console, *, verbose: bool = False) -> Non
     """
     _line(console, Text.assemble(("bisect-litert", "bold"), f"  {record.model}  ", (f"({record.target})", "yellow")))
     console.print()
-    for text in _table(record, verbose):
+    for text in _table(record, verbose, console.width):
         _line(console, text)
     console.print()
     style = "bold red" if record.verdict.diverged else "bold green"
@@ -76,11 +78,12 @@ def _headline(record: RunRecord) -> str:
     return headline(record) if record.culprits else "no overflow"
 
 
-def _table(record: RunRecord, verbose: bool) -> Iterator[Text]:
-    names = shorten_all([block.name for block in record.blocks], _NAME)
+def _table(record: RunRecord, verbose: bool, room: int) -> Iterator[Text]:
+    taken = len(_HEADS) * (_CELL + 2) + 2 + max((len(_mark(block)[0]) for block in record.blocks), default=0)
+    names = shorten_all([block.name for block in record.blocks], max(_NAME, room - taken))
     short = dict(zip((block.order for block in record.blocks), names, strict=True))
     width = max([len("block"), *map(len, names)])
-    yield Text("  ".join([f"{'block':<{width}}", *(f"{head:>8}" for head in _HEADS), "mark"]), "dim")
+    yield Text("  ".join([f"{'block':<{width}}", *(f"{head:>{_CELL}}" for head in _HEADS), "mark"]), "dim")
     for stretch in fold(record.blocks, verbose=verbose):
         if len(stretch) > 1:
             least = min((b.ranges.headroom for b in stretch if b.ranges), default=0.0)
@@ -88,7 +91,7 @@ def _table(record: RunRecord, verbose: bool) -> Iterator[Text]:
             continue
         (block,) = stretch
         mark, style = _mark(block)
-        cells = [f"{cell:>8}" for cell in _cells(block.ranges)]
+        cells = [f"{cell:>{_CELL}}" for cell in _cells(block.ranges)]
         yield Text("  ".join([f"{short[block.order]:<{width}}", *cells, mark]), style)
 
 

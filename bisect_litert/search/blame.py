@@ -8,13 +8,15 @@ from math import isnan
 
 import numpy as np
 
+from bisect_litert.block_record import Comparison
 from bisect_litert.devices.jobs import JobResult
-from bisect_litert.graphs.cutting import OUTPUT_PREFIX, sinks
+from bisect_litert.graphs.cutting import OUTPUT_PREFIX, boundary, cut, sinks
 from bisect_litert.graphs.dequantised import as_floats
 from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import Evaluator, TappedGraph
+from bisect_litert.measuring.metrics import compare_by_scale
 from bisect_litert.measuring.readings import Errors, Force, Forward, OtherWeights, Tap, Values
 from bisect_litert.record import Culprit, Settings
 from bisect_litert.search.culprits import Reading, cause_of, faulty, leaves_range, misconverted
@@ -77,6 +79,8 @@ class Blamer:
         self.case = case
         self._half_tensors: dict[tuple[int, tuple[int, ...]], tuple[TappedGraph, dict[int, np.ndarray]]] = {}
         """By the graph's id and the ops, with the graph, so that no other one gets its id."""
+        self._alone = 0
+        """Runs of some ops alone."""
 
     def worst(self, readings: Sequence[Reading], block: str) -> Reading:
         """Returns the reading of a block that shows its fault best."""
@@ -115,6 +119,12 @@ class Blamer:
             else:
                 fault = first_fault(case.original, ops, case.values, self._half_values(graph, ops))
             cause = cause_of(reading, settings)
+            if cause is Cause.PRECISION_LOSS and not settings.fp32:
+                alone = self._half_alone(ops)
+                reading = replace(reading, half=self._seen_alone(reading, alone) or reading.half)
+                if leaves_range(reading, settings):
+                    fault = first_fault(case.original, ops, case.values, alone)
+                    cause = cause_of(reading, settings)
         assert cause is not None
         cause = self._buffer_cause(reading, values) or cause
         kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
@@ -123,8 +133,10 @@ class Blamer:
         sentences = diagnosis.evidence(reading, cause, settings, fault, said, case.target)
         if cause is Cause.CONVERSION and case.other_weights.within(reading.block):
             kind, sentences = OTHER_WEIGHTS, (case.other_weights.sentence, *sentences)
-        if cause is Cause.UNWRITTEN_OUTPUT and self._hands_on():
-            sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)
+        if cause is Cause.UNWRITTEN_OUTPUT:
+            sentences = (*self._returned_twice(reading), *sentences)
+            if self._hands_on():
+                sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)
         origin = fault.op.index if fault is not None and cause is Cause.OVERFLOW else -1
         step = advice.default(cause, kind)
         local, ratio = reading.level, reading.ratio
@@ -160,6 +172,19 @@ class Blamer:
             return None
         aliased = operand_in_place_of(self.case.original, tensor, seen, self.case.values)
         return Cause.ALIASED_OUTPUT if aliased is not None else None
+
+    def _returned_twice(self, reading: Reading) -> tuple[str, ...]:
+        """A sentence on the outputs that are the same tensor of the graph as this one, if there are any.
+
+        The converter makes one tensor of what only looks like two in PyTorch, a transpose of a single row for one.
+        """
+        tensor = self._tensor(reading)
+        at = {port.name: port.tensor for port in self.case.original.outputs}
+        same = [label for label, port in self.case.base.outputs.items() if tensor >= 0 and at.get(port) == tensor]
+        if len(same) < 2:
+            return ()
+        too = ", on the CPU as well" if reading.cpu is not None and reading.cpu.unwritten else ""
+        return (f"Outputs {' and '.join(same)} are one tensor of the graph, of which LiteRT writes one only{too}.",)
 
     def _hands_on(self) -> bool:
         """Whether the model returns an input unchanged; LiteRT may then write none of its outputs, on the CPU
@@ -213,6 +238,33 @@ class Blamer:
             found = evaluator.tensors(rounded, name, graph.feeds, wanted)
             self._half_tensors[key] = graph, {t: found[i] for t, i in place.items() if i in found}
         return self._half_tensors[key][1]
+
+    def _half_alone(self, ops: Sequence[Op]) -> dict[int, np.ndarray]:
+        """What ops write in emulated fp16 from what they should be given; empty where that cannot be told.
+
+        The emulated run as a whole may leave the range before it comes to them, where the target does not: the target
+        keeps refused ops on the CPU, and there they have fp32's range.
+        """
+        source, values = as_floats(self.case.original), self.case.values
+        given = boundary(source, ops)
+        if not ops or not all(t in values for t in given):
+            return {}
+        part = cut(source, ops, given, sinks(ops))
+        rounded = emulate(part.graph, Rounding.HALF)
+        at = {t.name: t.index for t in rounded.tensors if t.name.startswith("rounded_")}
+        place = {t: at.get(f"rounded_{t}", t) for op in ops for t in op.outputs}
+        feeds = {name: source.tensors[t].stored(values[t]) for name, t in part.inputs.items()}
+        self._alone += 1
+        found = self.case.evaluator.tensors(rounded, f"half-alone{self._alone}", feeds, tuple(place.values()))
+        return {t: found[i] for t, i in place.items() if i in found}
+
+    def _seen_alone(self, reading: Reading, alone: Mapping[int, np.ndarray]) -> Comparison | None:
+        """A block's tensor in emulated fp16, at right inputs, against the CPU's."""
+        tensor = self._tensor(reading)
+        if tensor not in alone or tensor not in self.case.values:
+            return None
+        terms = reading.cumulative.terms if reading.cumulative else 0.0
+        return compare_by_scale(reference=self.case.values[tensor], target=alone[tensor], terms=terms)
 
 
 def _ending(graph: Graph, ends: Sequence[int]) -> Graph:

@@ -22,6 +22,7 @@ from bisect_litert.measuring.metrics import compare
 from bisect_litert.measuring.noise import Fp32Error, Noise, find_noise, fp32_errors
 from bisect_litert.measuring.pieces import OnTensor, let_go
 from bisect_litert.models import blocks as block_stage
+from bisect_litert.models.dependence import constant_returns
 from bisect_litert.models.preparation import LoadedModel, describe_inputs
 from bisect_litert.models.reference import Forward, TorchReference, tapped_module
 from bisect_litert.models.shelf import Shelf
@@ -194,6 +195,8 @@ class TorchSubject:
         taps = tapping.locate(
             plain, truth.points, truth.taps, values, tolerance, returned=self._returned(plain, outputs)
         )
+        constant = self._constants() if tapping.missing(taps) else frozenset()
+        taps = tapping.as_constants(taps, constant)
         shipped = tapping.Tapping(plain, taps, outputs, values)
         absent = tapping.missing(taps)
         if self.request.tap == "reexport":
@@ -215,8 +218,15 @@ class TorchSubject:
                 taps = tapping.locate(
                     graph, truth.points, truth.taps, values, tolerance, known, self._returned(graph, outputs)
                 )
+                taps = tapping.as_constants(taps, constant)
                 return tapping.Tapping(graph, taps, outputs, values, shipped=shipped)
         return replace(shipped, notes=tuple(notes))
+
+    def _constants(self) -> frozenset[str]:
+        """Keys of the taps that follow from no input, and so are computed when the model is converted."""
+        loaded = self.loaded
+        found = constant_returns(loaded.module, loaded.args, loaded.kwargs, self._torch.blocks, self.request.seed)
+        return frozenset(p.key for p in self.truth.points if (p.block, p.call, p.label) in found)
 
     def _returned(self, graph: Graph, outputs: Mapping[str, str]) -> dict[int, np.ndarray]:
         """What the model returns in PyTorch, by output tensor of the graph; an output that is an input is left out."""

@@ -3,8 +3,8 @@ it is not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -187,6 +187,18 @@ def _plain(shape: tuple[int, ...]) -> Layout:
 def missing(taps: Sequence[Tap]) -> list[str]:
     """Float taps that have no place in the graph yet."""
     return [t.key for t in taps if t.origin is TapOrigin.NONE and t.dtype == "float32" and 0 not in t.shape]
+
+
+def as_constants(taps: Sequence[Tap], constant: Container[str]) -> tuple[Tap, ...]:
+    """Returns the taps, those without a place that follow from no input marked as constants of the graph.
+
+    Args:
+        taps: As located.
+        constant: Keys of what follows from no input.
+    """
+    return tuple(
+        replace(t, origin=TapOrigin.CONSTANT) if t.origin is TapOrigin.NONE and t.key in constant else t for t in taps
+    )
 
 
 def reexport(

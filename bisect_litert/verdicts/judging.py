@@ -107,7 +107,7 @@ def judge(known: Findings) -> Verdict:
             f"No operation ran on the GPU, so the GPU was not tested. {where.line}".strip(),
             advice.default(Cause.CPU_FALLBACK),
         )
-    if known.target == GPU and where.gpu_ops < 0 and not settings.fp32 and _as_exact_as_fp32(found.readings):
+    if known.target == GPU and where.gpu_ops < 0 and not settings.fp32 and as_exact_as_fp32(found.readings):
         return Verdict(
             Cause.CPU_FALLBACK,
             False,
@@ -123,7 +123,7 @@ def judge(known: Findings) -> Verdict:
     return diagnosis.summarise((), classes, outputs, settings, known.target, "")
 
 
-def _as_exact_as_fp32(readings: Sequence[Reading]) -> bool:
+def as_exact_as_fp32(readings: Sequence[Reading]) -> bool:
     """Whether no block shows the rounding that storing its output in fp16 costs, and some would have to."""
     rounded = [r for r in readings if r.expected is not None and r.expected.relative_l2 >= FP16_UNIT / 4]
     return bool(rounded) and all(r.ratio < EXACT for r in rounded)
