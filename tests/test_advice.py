@@ -89,6 +89,12 @@ def test_the_ops_are_names_that_a_tflite_file_can_hold() -> None:
         # the shapes that the known faults are about are not these
         (Query("wrong-kernel", "", "ADD", "", 3, True, constant_rows=False, mixed_ranks=False), "kernel-constant-any"),
         (Query("wrong-kernel", "", "ADD", "", 4, True, constant_rows=True, mixed_ranks=False), "kernel-constant-any"),
+        (Query("wrong-kernel", "", "POW", "", 2, True, constant_rows=True, mixed_ranks=False), "kernel-constant"),
+        (Query("wrong-kernel", "", "POW", "", 3, True, constant_rows=False, mixed_ranks=True), "kernel-power"),
+        (
+            Query("wrong-kernel", "", "LESS_EQUAL", "", 2, True, constant_rows=True, mixed_ranks=False),
+            "kernel-constant",
+        ),
         (Query("wrong-kernel", op="ADD", rank=3, constant_operand=False), "kernel-low-rank"),
         (Query("wrong-kernel", op="PAD", rank=2), "kernel-low-rank"),
         (Query("wrong-kernel", op="MEAN", rank=4, longest=64), "kernel"),

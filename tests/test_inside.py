@@ -69,6 +69,61 @@ class PaddedPool(nn.Module):
         return nn.functional.avg_pool2d(x, 3, 1, 1)
 
 
+class Threshold(nn.Module):
+    """Compares with a constant of many rows, of which the GPU reads the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.linspace(-1, 1, 8)[:, None].repeat(1, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > self.level, x, -0.5 * x)
+
+
+class Faint(nn.Module):
+    """A skip path keeps what the branch makes of it below every limit."""
+
+    def __init__(self, branch: nn.Module, share: float) -> None:
+        super().__init__()
+        self.branch, self.share = branch, share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3 + self.share * self.branch(x)
+
+
+class Floor(nn.Module):
+    """The larger one of x and a constant of many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("floor", torch.linspace(-1, 1, 8)[:, None].repeat(1, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(torch.tanh(x), self.floor)
+
+
+class Collapsing(nn.Module):
+    """A skip path around a norm that is zero in fp16: what is left of it is the block's own input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loud = x * 900
+        return x + loud * torch.rsqrt(loud.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Fused(nn.Module):
+    """A sum of sums that is read by a mean and returned, beside a collapsed norm that is returned and read as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.sum, self.norm, self.after = Mlp(32), nn.Tanh(), Collapsing(), Mlp(32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = self.before(x)
+        total = before + self.sum(before)
+        norm = self.norm(x)
+        return total, total.mean(1), norm, self.after(norm)
+
+
 class Conv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +183,42 @@ def test_a_wrong_kernel_is_an_op_and_comes_right_without_it() -> None:
     assert guilty(culprit) == "ADD"
     assert culprit.proof[0].startswith(f"With only op {culprit.op} kept off the GPU every output is right")
     assert culprit.upstream.startswith("google-ai-edge/LiteRT#")
+
+
+def test_a_wrong_comparison_is_told_from_what_reads_it() -> None:
+    culprit = only(run([Mlp(32), Threshold(), Mlp(32)], 8, 32), Cause.WRONG_KERNEL, "1")
+    assert guilty(culprit) == "GREATER"
+    assert culprit.proof[0].startswith(f"With only op {culprit.op} kept off the GPU every output is right")
+    assert any("cannot be read back" in said for said in culprit.evidence)
+    assert culprit.upstream.startswith("google-ai-edge/LiteRT#8619")
+
+
+@pytest.mark.parametrize(
+    ("branch", "share", "cause", "op"),
+    [
+        (Floor(), 6e-3, Cause.WRONG_KERNEL, "MAXIMUM"),
+        (LoudNorm(32), 6e-3, Cause.OVERFLOW, "SQUARED_DIFFERENCE"),
+    ],
+)
+def test_a_fault_that_a_skip_path_hides_is_found_inside_by_what_it_shows(
+    branch: nn.Module, share: float, cause: Cause, op: str
+) -> None:
+    culprit = only(run([Mlp(32), Faint(branch, share), Mlp(32)], 8, 32), cause, "1")
+    assert culprit.local < 4.88e-3  # below the limit
+    assert guilty(culprit) == op
+    assert culprit.region == ()
+    assert not any("right when its ops are tapped" in said for said in culprit.evidence)
+
+
+def test_a_buffer_is_told_from_a_branch_that_vanished() -> None:
+    torch.manual_seed(0)
+    record = bisect(Fused().eval(), torch.randn(1, 10, 32), blocks=("*",))
+    if record.target != "gpu":
+        pytest.skip("no GPU that LiteRT accepts")
+    assert [(c.block, c.cause) for c in record.culprits] == [
+        ("norm", Cause.OVERFLOW),
+        ("(output)", Cause.ALIASED_OUTPUT),
+    ], record.verdict.summary
 
 
 def test_lost_digits_are_blamed_on_the_op_that_loses_them() -> None:

@@ -16,7 +16,7 @@ from bisect_litert.graphs.editor import Editor
 from bisect_litert.graphs.emulation import Rounding, emulate
 from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import Evaluator, TappedGraph
-from bisect_litert.measuring.metrics import compare_by_scale
+from bisect_litert.measuring.metrics import compare_by_scale, out_of_line
 from bisect_litert.measuring.readings import Errors, Force, Forward, OtherWeights, Tap, Values
 from bisect_litert.record import Culprit, Settings
 from bisect_litert.search.culprits import Reading, cause_of, faulty, leaves_range, misconverted
@@ -96,7 +96,9 @@ class Blamer:
             ),
         )
 
-    def blame(self, reading: Reading, hidden: bool, values: Values | None, graph: TappedGraph) -> Culprit:
+    def blame(
+        self, reading: Reading, hidden: bool, values: Values | None, graph: TappedGraph, shipped: Sequence[Reading] = ()
+    ) -> Culprit:
         """Names the cause of a wrong reading.
 
         Args:
@@ -104,6 +106,7 @@ class Blamer:
             hidden: Whether it shows only in a healed graph.
             values: The target's tensors in the shipped graph.
             graph: The graph of this round.
+            shipped: All readings of the shipped graph.
         """
         settings, case = self.case.settings, self.case
         fault: RangeFault | None = None
@@ -126,7 +129,7 @@ class Blamer:
                     fault = first_fault(case.original, ops, case.values, alone)
                     cause = cause_of(reading, settings)
         assert cause is not None
-        cause = self._buffer_cause(reading, values) or cause
+        cause = self._buffer_cause(reading, values, shipped) or cause
         kind = fault.kind if fault is not None and cause is Cause.OVERFLOW and fault.kind == "underflow" else ""
         if cause is Cause.WRONG_KERNEL and reading.uncontrolled:
             kind = NO_CONTROL
@@ -157,9 +160,10 @@ class Blamer:
         """Names a wrong kernel inside a block whose output hardly shows it."""
         sentences = diagnosis.evidence(reading, Cause.WRONG_KERNEL, self.case.settings, None, "", self.case.target)
         step = advice.default(Cause.WRONG_KERNEL)
-        return Culprit(reading.block, Cause.WRONG_KERNEL, "", sentences, step, hidden)
+        local, ratio = reading.level, reading.ratio
+        return Culprit(reading.block, Cause.WRONG_KERNEL, "", sentences, step, hidden, local=local, ratio=ratio)
 
-    def _buffer_cause(self, reading: Reading, values: Values | None) -> Cause | None:
+    def _buffer_cause(self, reading: Reading, values: Values | None, shipped: Sequence[Reading]) -> Cause | None:
         """Whether an output of the model was never written, or holds an operand's values while the graph reads its
         own."""
         if reading.local is not None and reading.local.unwritten and not void(values):
@@ -168,7 +172,7 @@ class Blamer:
             return Cause.UNWRITTEN_OUTPUT
         tensor = self._tensor(reading)
         seen = self._returned(reading, tensor, values) if values else None
-        if seen is None:
+        if seen is None or self._handed_on_wrong(reading, tensor, shipped):
             return None
         aliased = operand_in_place_of(self.case.original, tensor, seen, self.case.values)
         return Cause.ALIASED_OUTPUT if aliased is not None else None
@@ -185,6 +189,13 @@ class Blamer:
             return ()
         too = ", on the CPU as well" if reading.cpu is not None and reading.cpu.unwritten else ""
         return (f"Outputs {' and '.join(same)} are one tensor of the graph, of which LiteRT writes one only{too}.",)
+
+    def _handed_on_wrong(self, reading: Reading, tensor: int, shipped: Sequence[Reading]) -> bool:
+        """Whether all that reads a tensor shows its error, so that it is the tensor's and not only its buffer's: a
+        branch that collapsed to zero leaves the skip path's values too."""
+        same = {r.tap for r in shipped if self._tensor(r) == tensor} | {reading.tap}
+        readers = [r for r in shipped if r.cumulative is not None and r.tap not in same and same & set(r.parents)]
+        return bool(readers) and all(out_of_line(r.cumulative, self.case.settings.output_limit) for r in readers)
 
     def _hands_on(self) -> bool:
         """Whether the model returns an input unchanged; LiteRT may then write none of its outputs, on the CPU

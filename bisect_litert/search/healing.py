@@ -184,7 +184,8 @@ class _Rounds:
             hidden = number > 0 and block not in self.standing.suspects
             self.standing.suspects.pop(block, None)
             self.found.scenes[block] = (reading, graph)
-            culprit = self.blamer.blame(reading, hidden, self.found.values.get(self.case.target), graph)
+            seen = self.found.values.get(self.case.target)
+            culprit = self.blamer.blame(reading, hidden, seen, graph, self.found.readings)
             first = self._told_already(culprit)
             if first:
                 found = self.found.joined

@@ -8,7 +8,7 @@ from math import nan
 
 from bisect_litert.block_record import OpResult
 from bisect_litert.graphs.emulation import allowance
-from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import GPU
 from bisect_litert.measuring.metrics import FP16_UNIT, out_of_line
 from bisect_litert.record import Culprit, Settings
@@ -132,6 +132,11 @@ def _open(culprit: Culprit, scene: Scene, tools: Tools) -> Culprit:
     if guilty < 0 or culprit.kind == "underflow":
         # No op is wrong at its own operands: 1/0 is infinite anywhere. The range says which one made the zero.
         guilty = culprit.op if culprit.op in {op.index for op in ops} else guilty
+    if culprit.cause is Cause.WRONG_KERNEL and tools.controls is not None:
+        behind = _behind(guilty, priced.ops, tools.graph, tools.controls, tools.settings.output_limit)
+        if behind is not None:
+            reader, guilty = guilty, behind.index
+            extra = (*extra, _unread(behind, next(op for op in ops if op.index == reader)))
     region: tuple[int, ...] = ()
     if not priced.persists and tools.controls is not None:
         region, told = fused_region(ops, tools.controls, tools.settings.output_limit, healed=priced.readable)
@@ -165,6 +170,33 @@ def _with_lost_operator(culprit: Culprit, tools: Tools) -> Culprit:
         code=lost.excerpt,
         operator=lost.operator,
         evidence=(*culprit.evidence, said),
+    )
+
+
+def _behind(guilty: int, prices: Sequence[OpPrice], graph: Graph, controls: Controls, output_limit: float) -> Op | None:
+    """Finds the op that made what the guilty one reads and nobody can read back, where that is the one to blame.
+
+    Integers and booleans are not tapped, so an op that reads them is held against what the CPU makes of them: a wrong
+    comparison shows at the SELECT or CAST behind it. Keeping one op off the GPU tells the two apart.
+    """
+    own = {p.op.index: p.op for p in prices}
+    made_by = {t: op for op in own.values() for t in op.outputs}
+    found: list[Op] = []
+    ahead = [own[guilty]] if guilty in own else []
+    while ahead:
+        unread = [t for t in ahead.pop(0).inputs if t in made_by and not graph.tensors[t].is_real]
+        more = [made_by[t] for t in unread if made_by[t] not in found]
+        found += more
+        ahead += more
+    if not found or controls.without(()).right(output_limit) or controls.without([guilty]).right(output_limit):
+        return None
+    return next((op for op in found if controls.without([op.index]).right(output_limit)), None)
+
+
+def _unread(behind: Op, reader: Op) -> str:
+    return (
+        f"{reader.type} (op {reader.index}) shows it, at what {behind.type} (op {behind.index}) hands it and cannot be "
+        "read back; keeping one at a time off the GPU tells them apart."
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import inf, nan
 
 import numpy as np
 
@@ -111,15 +111,24 @@ class Pricer:
                 return None
             ends = [t for t in self._ends(scene.block) if t in seen and t in chained]
             readable = readable or bool(ends)
-            still = any(
-                out_of_line(
-                    compare_by_scale(reference=chained[t], target=seen[t]), limit(scene.reading, self.case.settings)
-                )
-                for t in ends
-            )
+            shown = self._shown(scene)
+            still = any(out_of_line(compare_by_scale(reference=chained[t], target=seen[t]), shown) for t in ends)
             if still or scene.cause is Cause.PRECISION_LOSS:
                 return self._judge(scene, ops, seen, forced, chained, ends, jobs)
         return Priced(self._plain(ops), persists=False, readable=readable)
+
+    def _controlled(self, scene: Scene) -> bool:
+        """Whether a block is looked into on the GPU in fp32: a wrong kernel shows there as well, and nothing else."""
+        return scene.cause is Cause.WRONG_KERNEL and self.case.target == GPU and scene.reading.fp32_ran
+
+    def _shown(self, scene: Scene) -> float:
+        """Relative L2 error from which a block shows its fault: the limit, or half of what it showed where a skip path
+        keeps it below that."""
+        reading = scene.reading
+        seen = reading.fp32 if self._controlled(scene) else reading.local
+        level = seen.relative_l2 if seen is not None and seen.finite_agreement else inf
+        allowed = limit(reading, self.case.settings)
+        return allowed if out_of_line(seen, allowed) else level / 2
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -133,8 +142,7 @@ class Pricer:
         missing = [t for t in wanted if t not in graph.names and t in produced]
         tapped, names = with_taps(graph.graph, missing, copies=copies)
         both = TappedGraph(tapped, {**graph.names, **names}, graph.outputs, graph.feeds)
-        # A wrong kernel shows in fp32 as well, and there nothing else does.
-        control = scene.cause is Cause.WRONG_KERNEL and case.target == GPU and scene.reading.fp32_ran
+        control = self._controlled(scene)
         exact = control or case.settings.fp32
         kind = GPU_FP32 if control else case.target
         result = case.evaluator.run(both, [kind], f"-ops{self._count}{'' if copies else '-raw'}")[kind]

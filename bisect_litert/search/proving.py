@@ -29,8 +29,10 @@ def fused_region(
         healed: Whether the block is right when its ops are tapped; else nothing comes back then.
 
     Returns:
-        First and last op, and a sentence; both empty when it was not found.
+        First and last op, and a sentence; both empty when it was not found, as where no output shows the fault.
     """
+    if controls.without(()).right(limit):
+        return (), ()
     indices = [op.index for op in ops]
     index = controls.first(ops, lambda control: control.wrong(limit))
     if index is None:
