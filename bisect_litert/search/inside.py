@@ -93,6 +93,7 @@ def _query(culprit: Culprit, tools: Tools) -> advice.Query:
         kind=culprit.kind,
         op=culprit.operator,
         module_class=tools.classes.get(culprit.module, tools.classes.get(culprit.block.split("@")[0], "")),
+        reason=" ".join(culprit.evidence),  # which quotes what the GPU said
     )
     op = next((o for o in culprit.ops if o.index == culprit.op), None)
     if op is None:

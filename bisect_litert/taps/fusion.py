@@ -14,7 +14,6 @@ from bisect_litert.record import Culprit
 from bisect_litert.search.counterfactual import Control, Controls
 from bisect_litert.search.proving import right_without
 from bisect_litert.verdicts import advice
-from bisect_litert.verdicts.advice import Query
 from bisect_litert.verdicts.diagnosis import number
 from bisect_litert.vocabulary import Cause
 
@@ -134,14 +133,13 @@ def localise_invalid(
         f"With {_up_to(here, index)} on the GPU and the rest on the CPU it does so too, {before}: {op.type} "
         f"(op {index}) is what it refuses.",
     )
-    entry = advice.ask(Query(Cause.WRONG_KERNEL.value, reason=whole.invalid))
     proof = right_without(f"only op {index}", [index], controls, limit)
     return Culprit(
         block,
         Cause.WRONG_KERNEL,
         "",
         evidence,
-        entry.text if entry else "",
+        advice.default(Cause.WRONG_KERNEL),
         op=index,
         region=(index, index),
         proof=proof,
