@@ -159,7 +159,7 @@ def test_replay_says_same_of_folder_and_zip(
     kernel: tuple[Bundle, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(kernel[0].folder)]) == 1
-    assert capsys.readouterr().out.startswith("same\n")
+    assert capsys.readouterr().out.startswith("same: the fault shows here, too\n")
     assert replay(kernel[0].archive, sys.executable).word == "same"
 
 

@@ -65,6 +65,7 @@ class Bundle:
             issue.NOT_TRIED: "Its PyTorch twin was not tried here.",
         }.get(self.twin, "")
         lines = [self.title, " ".join(filter(None, (said, twin))), f"{self.folder}/", str(self.archive)]
+        lines.append(f"Next: read {self.folder}/ISSUE.md, paste it as an issue, and attach the zip.")
         return "\n".join(lines) + "\n"
 
 

@@ -19,6 +19,9 @@ MAX_UNPACKED = 1 << 30
 _WORDS = {SAME: "same", FIXED: "fixed", DIFFERENT: "different"}
 
 
+_MEANINGS = {"same": "the fault shows here, too", "fixed": "the fault does not show here"}
+
+
 @dataclass(frozen=True)
 class Replay:
     """What became of the fault."""
@@ -36,8 +39,8 @@ class Replay:
 
     def summary(self) -> str:
         """Returns what to tell the user."""
-        why = f": {self.why}" if self.why else ""
-        return f"{self.word}{why}\nrecorded with {self.before}\nreplayed with {self.now}\n"
+        why = self.why or _MEANINGS.get(self.word, "")
+        return f"{self.word}{f': {why}' if why else ''}\nrecorded with {self.before}\nreplayed with {self.now}\n"
 
 
 def replay(bundle: Path, python: str) -> Replay:

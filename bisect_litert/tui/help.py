@@ -72,7 +72,7 @@ class HelpScreen(ModalScreen[None]):
         grid.add_column(no_wrap=True)
         grid.add_column()
         for title, rows in (*KEYS, ("Words", WORDS)):
-            grid.add_row(Text(title, "bold underline"), "")
+            grid.add_row(Text.assemble((title, "bold underline")), "")
             for head, meaning in rows:
                 grid.add_row(Text(head, "bold"), Text(meaning))
             grid.add_row("", "")

@@ -35,7 +35,7 @@ def _table(matrix: Matrix) -> Iterator[str]:
     yield "  \n".join(f"**{code}**: {says}" for code, says in LEGEND.items() if code in used)
     if used & set(JUDGED):
         yield ""
-        yield "The number is the relative L2 error of the worst model output against PyTorch, r its correlation."
+        yield words.NUMBERS
 
 
 def _cell(matrix: Matrix, cell: Cell | None) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_litert.matrix.reports import junit, markdown, spreadsheet, words
-from bisect_litert.matrix.table import FAILED, LEGEND, Cell, Code, Matrix
+from bisect_litert.matrix.table import FAILED, JUDGED, LEGEND, Cell, Code, Matrix
 from bisect_litert.reports import formats
 
 _STYLES = {
@@ -45,6 +45,8 @@ def render(matrix: Matrix, console: Console, folder: Path) -> None:
     for code, says in LEGEND.items():
         if code in used:
             _say(console, Text.assemble((f"{code:<8}", _STYLES.get(code, "dim")), says))
+    if used & set(JUDGED):
+        _say(console, Text(words.NUMBERS, "dim"))
     found = words.findings(matrix)
     if found:
         console.print()

@@ -9,6 +9,8 @@ from math import isnan
 from bisect_litert.matrix.table import LEGEND, Cell, Code, Matrix
 from bisect_litert.reports import formats
 
+NUMBERS = "The number is the relative L2 error of the worst model output against PyTorch, r its correlation."
+
 
 def code(cell: Cell) -> str:
     """Returns "OK", "DIFF overflow", "PARTIAL 57/262"."""
