@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -50,6 +51,19 @@ def test_a_refusal_that_names_a_tensor_means_the_ops_that_touch_it() -> None:
     assert ops == {2, 3}
     ops, _ = refused_ops(CHAIN, findings(3, 1, refused("ADD", tensors=("elsewhere",))))
     assert ops == {0, 2, 3}
+
+
+def test_the_number_of_ops_tells_which_shapes_are_meant() -> None:
+    # As measured of an attention pooling behind attentions: the delegate takes one kind of product and not the other.
+    made = chain("MUL", "MUL", "MUL", "ADD", "ADD", "MUL", "ADD")
+    wide = dataclasses.replace(made.tensors[5], shape=(7, 7))
+    made = dataclasses.replace(made, tensors=(*made.tensors[:5], wide, *made.tensors[6:]))
+    ops, by_reason = refused_ops(made, findings(5, 2, refused("MUL")))
+    assert (ops, by_reason) == ({5}, {"MUL: No.": (5,)})
+    assert on_gpu(made, findings(5, 2, refused("MUL")), ops) == {0, 1, 2, 3, 4}
+    # With all of them refused a run of two ops is the longest; where no way comes to the number all stay.
+    assert refused_ops(made, findings(2, 5, refused("MUL")))[0] == {0, 1, 2, 5}
+    assert refused_ops(made, findings(1, 6, refused("MUL")))[0] == {0, 1, 2, 5}
 
 
 def test_a_refusal_that_speaks_of_rank_means_the_ops_of_high_rank() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, combinations, product
+from math import prod
 
 from bisect_litert.devices.placement import LogFindings, RefusedOp
 from bisect_litert.graphs.graph import Graph, Op
@@ -12,18 +14,25 @@ from bisect_litert.vocabulary import Residency
 KEPT_IN_ORDER = 16
 """Up to so many elements C++'s sort inserts one by one, which leaves equal ones in their order."""
 
+MOST_WAYS = 64
+"""Ways in which ops of some shapes may have been refused that are tried."""
+
 
 def refused_ops(graph: Graph, findings: LogFindings) -> tuple[frozenset[int], dict[str, tuple[int, ...]]]:
     """Finds the ops a log says were refused.
 
     The log names the tensor for some reasons and only the op type for others; a reason that speaks of dimensions or
     rank then means the ops of that type that touch a tensor of rank 5 or more, any other reason means all of the
-    type.
+    type. If the number of ops that the log states does not come out with all of them, and does with those of some
+    shapes only, it is those.
 
     Returns:
         Op indices, and the same by "OP: reason".
     """
     by_reason = {f"{r.op}: {r.reason}": _ops_of(graph, r) for r in findings.refused}
+    everything = frozenset(i for ops in by_reason.values() for i in ops)
+    if findings.cpu_ops and on_gpu(graph, findings, everything) is None:
+        by_reason = _of_some_shapes(graph, findings, by_reason)
     return frozenset(i for ops in by_reason.values() for i in ops), by_reason
 
 
@@ -39,6 +48,24 @@ def _ops_of(graph: Graph, refused: RefusedOp) -> tuple[int, ...]:
         if high:
             return tuple(op.index for op in high)
     return tuple(op.index for op in same)
+
+
+def _of_some_shapes(
+    graph: Graph, findings: LogFindings, by_reason: dict[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Leaves out the ops of shapes without which the log's number comes out; all stay where several answers fit."""
+    ways: list[list[tuple[int, ...]]] = []
+    for ops in by_reason.values():
+        shapes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for op in (graph.ops[i] for i in ops):
+            shapes.setdefault(tuple(graph.tensors[t].shape for t in op.inputs if t >= 0), []).append(op.index)
+        groups = list(shapes.values())
+        if 2 ** len(groups) * prod(len(way) for way in ways) > MOST_WAYS:
+            return by_reason
+        counts = range(1, len(groups) + 1)
+        ways.append([tuple(sorted(chain(*some))) for n in counts for some in combinations(groups, n)])
+    fits = [way for way in product(*ways) if on_gpu(graph, findings, frozenset(chain(*way))) is not None]
+    return dict(zip(by_reason, fits[0], strict=True)) if len(fits) == 1 else by_reason
 
 
 def on_gpu(graph: Graph, findings: LogFindings, refused: frozenset[int]) -> frozenset[int] | None:
