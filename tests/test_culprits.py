@@ -93,6 +93,9 @@ def reading(
         ({"fp32": 3e-4}, False, False),
         ({**HINTED, "fp32": 9e-4, "cpu": 9e-4}, True, False),
         ({"local": 1e-3, "expected": 9e-4, "fp32": 9e-4}, False, False),
+        # where rounding alone costs a tenth, an error of that size in fp32 is none of rounding's
+        ({"local": 0.23, "expected": 0.09, "fp32": 0.22}, False, True),
+        ({"local": 0.23, "expected": 0.09, "fp32": 0.02}, False, False),
     ],
 )
 def test_what_a_block_in_line_hides(what: dict[str, Any], asks: bool, wrong: bool) -> None:

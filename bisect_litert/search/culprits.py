@@ -252,9 +252,13 @@ def asks_for_fp32(reading: Reading, settings: Settings) -> bool:
 
 def quietly_wrong(reading: Reading, settings: Settings) -> bool:
     """Whether a kernel is wrong inside a block that is in line: in fp32 most of its error is still there, and is no
-    rounding of fp32's."""
+    rounding of fp32's. Where fp16 costs the block much, that is seen by the size of the error in fp32."""
     fp32, local = reading.fp32, reading.local
-    if fp32 is None or local is None or not asks_for_fp32(reading, settings) or misconverted(reading, settings):
+    if fp32 is None or local is None or settings.fp32 or misconverted(reading, settings):
+        return False
+    if not local.finite_agreement or not fp32.finite_agreement:
+        return False
+    if not asks_for_fp32(reading, settings) and fp32.relative_l2 <= settings.output_limit:
         return False
     return out_of_line(fp32, fp32_limit(reading, settings)) and fp32.relative_l2 > local.relative_l2 / 2
 

@@ -260,11 +260,13 @@ def _result(price: OpPrice, place: Place, graph: Graph, guilty: int) -> OpResult
 
 
 def _op_evidence(priced: Priced, guilty: int) -> tuple[str, ...]:
+    if priced.told and guilty == priced.guilty:
+        return (priced.told,)
     price = next(p for p in priced.ops if p.op.index == guilty)
     others = [p.local.relative_l2 for p in priced.ops if p.local is not None and not p.wrong]
     quiet = max((v for v in others if v == v), default=nan)
     name = f"{price.op.type} (op {guilty})"
-    if price.wrong and price.local is not None:
+    if guilty == priced.guilty and price.local is not None:
         bad = price.local
         what = (
             f"{bad.new_nonfinite} new non-finite values" if bad.new_nonfinite else f"off by {number(bad.relative_l2)}"
@@ -272,9 +274,4 @@ def _op_evidence(priced: Priced, guilty: int) -> tuple[str, ...]:
         first = f"Of the {len(priced.ops)} ops inside, {name} is the first that is" if others else f"{name} is"
         rest = f"; those in line are within {number(quiet)}" if others else ""
         return (f"{first} wrong at its own operands ({what}){rest}.",)
-    if price.contribution == price.contribution:
-        return (
-            f"Rounding the result of {name} alone to 11 bits puts the block's output off by "
-            f"{number(price.contribution)}: that is where the digits go.",
-        )
     return ()

@@ -23,7 +23,8 @@ from bisect_litert.graphs.graph import Graph, Op
 from bisect_litert.measuring.evaluation import CPU, GPU, GPU_FP32, TappedGraph
 from bisect_litert.measuring.metrics import FP16_UNIT, compare_by_scale, out_of_line
 from bisect_litert.search.blame import Investigation
-from bisect_litert.search.culprits import Reading, limit
+from bisect_litert.search.culprits import Reading, faulty, limit
+from bisect_litert.search.digits import where_lost
 from bisect_litert.search.ranges import accumulated_of, swallowed
 from bisect_litert.vocabulary import Cause
 
@@ -67,6 +68,8 @@ class Priced:
     readable: bool = True
     """Whether its outputs came back at all when its ops were tapped."""
     evidence: tuple[str, ...] = ()
+    told: str = ""
+    """What to say of the guilty op, where it is not that it is wrong at its own operands."""
     jobs: tuple[JobResult, ...] = field(default=())
 
 
@@ -105,7 +108,7 @@ class Pricer:
             seen, jobs = self._target_values(scene, ops, copies)
             if seen is None:
                 continue
-            forced, chained, more = self._cpu_values(ops, seen)
+            forced, chained, more = self._cpu_values(ops, seen, self._ends(scene.block))
             jobs += more
             if forced is None:
                 return None
@@ -114,6 +117,7 @@ class Pricer:
             shown = self._shown(scene)
             still = any(out_of_line(compare_by_scale(reference=chained[t], target=seen[t]), shown) for t in ends)
             if still or scene.cause is Cause.PRECISION_LOSS:
+                ends = [t for t in self._ends(scene.block) if t in chained]
                 return self._judge(scene, ops, seen, forced, chained, ends, jobs)
         return Priced(self._plain(ops), persists=False, readable=readable)
 
@@ -171,14 +175,15 @@ class Pricer:
         return [t for t in dict.fromkeys(tensors) if graph.tensors[t].is_real and t in graph.computed]
 
     def _cpu_values(
-        self, ops: Sequence[Op], seen: Mapping[int, np.ndarray]
+        self, ops: Sequence[Op], seen: Mapping[int, np.ndarray], ends: Sequence[int]
     ) -> tuple[dict[int, np.ndarray] | None, dict[int, np.ndarray], list[JobResult]]:
         """The CPU's result of every op at the target's operands, and of the whole block at the target's inputs."""
         made = self._floats(t for op in ops for t in op.outputs)
         every = self._floats(t for op in ops for t in op.inputs)
         forced, job = self._run(self._alone(ops, [t for t in every if t in seen], made), seen, f"forced{self._count}")
         outside = [t for t in every if t not in made and t in seen]
-        chained, other = self._run(self._alone(ops, outside, made), seen, f"chained{self._count}")
+        returned = [t for op in ops for t in op.outputs if t not in made and t in ends]  # indices, truth values
+        chained, other = self._run(self._alone(ops, outside, [*made, *returned]), seen, f"chained{self._count}")
         return forced, chained or {}, [job, other]
 
     def _alone(self, ops: Sequence[Op], fed: Sequence[int], outputs: Sequence[int]) -> TappedGraph:
@@ -232,10 +237,17 @@ class Pricer:
                 known[0] in chained and swallowed(self.case.original, known[0], ops, chained, seen)
             )
             prices.append(replace(base, local=local, wrong=wrong))
-        if scene.cause is Cause.PRECISION_LOSS:
-            prices = self._contributions(prices, seen, chained, ends)
         guilty = self._guilty(scene, prices)
-        return Priced(tuple(prices), guilty, jobs=tuple(jobs))
+        if scene.cause is not Cause.PRECISION_LOSS or not ends or len(prices) > MAX_CONTRIBUTIONS:
+            return Priced(tuple(prices), guilty, jobs=tuple(jobs))
+        prices, given = self._contributions(prices, seen, chained, ends)
+        # Of a block that is in line at its own inputs, and amplifies what it is given, no op's own error explains that.
+        if guilty >= 0 and faulty(scene.reading, self.case.settings):
+            return Priced(tuple(prices), guilty, jobs=tuple(jobs))
+        written = {p.op.index: p.contribution for p in prices}
+        levels = [c.relative_l2 for c in (scene.reading.local, scene.reading.cumulative) if c is not None]
+        lost = where_lost(self.case.original, ops, written, given, {**seen, **chained}, max(levels, default=0.0))
+        return Priced(tuple(prices), lost.op, told=lost.said, jobs=tuple(jobs))
 
     def _wrong(self, op: Op, local: Comparison | None, right: np.ndarray | None) -> bool:
         settings = self.case.settings
@@ -250,28 +262,21 @@ class Pricer:
         wrong = [p for p in prices if p.wrong]
         if scene.cause is Cause.OVERFLOW and scene.kind != "underflow":
             wrong = [p for p in wrong if p.local is not None and not p.local.finite_agreement] or wrong
-        if wrong:
-            return wrong[0].op.index
-        known = [p for p in prices if p.contribution == p.contribution]
-        if not known:
-            return -1
-        # Digits lost once are lost again by whatever handles the same large numbers next: the first of the worst is
-        # the origin.
-        most = max(p.contribution for p in known)
-        if most <= 0:
-            return -1
-        return next(p.op.index for p in known if p.contribution >= most / 2)
+        if not wrong and self._controlled(scene):
+            # In fp32 an op that is right is off by far less than fp16 costs.
+            least = self.case.settings.conversion_limit
+            wrong = [p for p in prices if out_of_line(p.local, least)]
+        return wrong[0].op.index if wrong else -1
 
     def _contributions(
         self,
-        prices: list[OpPrice],
+        prices: Sequence[OpPrice],
         seen: Mapping[int, np.ndarray],
         chained: Mapping[int, np.ndarray],
         ends: Sequence[int],
-    ) -> list[OpPrice]:
-        """Rounds one op's result at a time and looks at the block's output: whose lost digits are they?"""
-        if not ends or len(prices) > MAX_CONTRIBUTIONS:
-            return prices
+    ) -> tuple[list[OpPrice], dict[int, float]]:
+        """Rounds one op's result at a time, and one tensor that the block is given, and looks at the block's output:
+        whose lost digits are they?"""
         ops = [p.op for p in prices]
         made = {t for op in ops for t in op.outputs}
         outside = [t for t in self._floats(t for op in ops for t in op.inputs) if t not in made and t in seen]
@@ -280,12 +285,26 @@ class Pricer:
         for price in prices:
             graph = replace(alone, graph=_round_one(alone.graph, self.case.original, price.op))
             out, _ = self._run(graph, seen, f"round{self._count}-{price.op.index}")
-            worst = nan
-            for t in ends:
-                if out is not None and t in out:
-                    worst = np.fmax(worst, compare_by_scale(reference=chained[t], target=out[t]).relative_l2)
-            found.append(replace(price, contribution=float(worst)))
-        return found
+            found.append(replace(price, contribution=_furthest(chained, out, ends)))
+        # What the target gave is rounded already, so this starts from the true values.
+        true = {t: np.asarray(self.case.values.get(t, seen[t]), np.float32) for t in outside}
+        right, _ = self._run(alone, true, f"true{self._count}")
+        given = {}
+        for t in outside if right is not None and len(outside) <= MAX_CONTRIBUTIONS else ():
+            out, _ = self._run(
+                alone, {**true, t: round_array(true[t], Rounding.SIGNIFICAND)}, f"given{self._count}-{t}"
+            )
+            given[t] = _furthest(right or {}, out, ends)
+        return found, given
+
+
+def _furthest(
+    reference: Mapping[int, np.ndarray], target: Mapping[int, np.ndarray] | None, ends: Sequence[int]
+) -> float:
+    """The largest relative L2 error of some tensors; nan where none is known."""
+    known = [t for t in ends if target is not None and t in target and t in reference]
+    errors = [compare_by_scale(reference=reference[t], target=(target or {})[t]).relative_l2 for t in known]
+    return float(np.fmax.reduce(errors)) if errors else nan
 
 
 def _round_one(graph: Graph, original: Graph, op: Op) -> Graph:

@@ -136,13 +136,14 @@ def _proof(
     if right:
         return right
     alone = controls.without(ops[culprit.block])
-    if culprit.cause is Cause.PRECISION_LOSS and alone.ok:
-        return (
-            f"Even with this block on the CPU an output is off by {number(alone.worst)}: rounding what it is given is "
-            f"enough.{_split(alone)}",
-        )
     every = sorted({i for c in provable for i in ops[c.block]})
     which, together = (this, alone) if only else ("all culprits", controls.without(every))
+    if together.ok and not together.right(limit) and all(c.cause is Cause.PRECISION_LOSS for c in provable):
+        given = "it is" if only else "they are"
+        return (
+            f"Even with {which} on the CPU an output is {_off(together)}: rounding what {given} given is enough."
+            f"{_split(together)}",
+        )
     if together.right(limit):
         return right_without(which, every, controls, limit)
     if not together.ok:
