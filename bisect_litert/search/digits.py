@@ -12,6 +12,9 @@ from bisect_litert.verdicts.diagnosis import number
 
 CANCELS = 8.0
 """Times smaller than its terms that a difference is from which it lacks three of fp16's eleven bits."""
+SHARE = 10.0
+"""Times smaller than the error of its block that what an op's rounding costs is no reason for it. A block that
+amplifies the rounding of what came before it has no such op."""
 _MOVES = ("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "SLICE", "STRIDED_SLICE", "CONCATENATION")
 """Ops that compute nothing."""
 
@@ -48,27 +51,26 @@ def where_lost(
     # Rounded once more inside, what is given shows as much in an op as in itself: then the op is at home here.
     if most_given > 2 * most:
         most, told = most_given, {**given, **told}
-    if most <= 0:
+    if most <= off_by / SHARE or most <= 0:
         return Lost()
     worst = [t for t, v in told.items() if v >= most / 2]
     follows = _follows(ops)
     # Digits lost once are lost again by whatever handles the same large numbers next: the first of the worst is the
     # origin.
     roots = [t for t in worst if not any(other in follows.get(t, ()) for other in worst)]
-    share = ": that is where the digits go." if most >= off_by / 10 else ", more than that of any other op."
     meeting = _meeting(graph, ops, roots, follows, values)
     if meeting is not None:
         op, times = meeting
         return Lost(
             op.index,
             f"Large terms cancel in {_name(op)}: it writes {number(times)} times less than it reads. Rounding one of "
-            f"its terms alone to 11 bits puts the block's output off by {number(most)}{share}",
+            f"its terms alone to 11 bits puts the block's output off by {number(most)}: that is where the digits go.",
         )
     first = roots[0]
     made = next((op for op in ops if first in op.outputs), None)
     if made is not None:
         said = f"Rounding the result of {_name(made)} alone to 11 bits puts the block's output off by {number(most)}"
-        return Lost(made.index, f"{said}{share}")
+        return Lost(made.index, f"{said}: that is where the digits go.")
     reader = next((op for op in ops if op.type not in _MOVES and _reads(op, first, follows)), None)
     if reader is None:
         return Lost()

@@ -263,7 +263,7 @@ def _op_evidence(priced: Priced, guilty: int) -> tuple[str, ...]:
     if priced.told and guilty == priced.guilty:
         return (priced.told,)
     price = next(p for p in priced.ops if p.op.index == guilty)
-    others = [p.local.relative_l2 for p in priced.ops if p.local is not None and not p.wrong]
+    others = [p.local.relative_l2 for p in priced.ops if p.local is not None and not p.wrong and p.op.index != guilty]
     quiet = max((v for v in others if v == v), default=nan)
     name = f"{price.op.type} (op {guilty})"
     if guilty == priced.guilty and price.local is not None:

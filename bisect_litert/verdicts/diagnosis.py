@@ -79,7 +79,7 @@ def evidence(
     if cause is Cause.WRONG_KERNEL:
         if cpu is not None and not out_of_line(cpu, fp32_limit(reading, settings)):
             found.append(f"LiteRT on the CPU is right here ({number(cpu.relative_l2)}), so the file is.")
-        if half is not None and not settings.fp32 and not out_of_line(half, allowed):
+        if half is not None and not settings.fp32 and not out_of_line(half, min(allowed, settings.output_limit)):
             found.append(f"Emulated fp16 on the CPU is right here ({number(half.relative_l2)}).")
     elif cause is Cause.OVERFLOW and target == "gpu" and out_of_line(half, allowed) and half is not None:
         found.append(f"Emulated fp16 on the CPU shows it too ({shows(half)}).")
