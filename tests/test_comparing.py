@@ -145,6 +145,12 @@ def test_the_text_names_each_culprit_and_folds_what_is_the_same() -> None:
     assert "b59" in text(a, b, verbose=True)
 
 
+def test_runs_of_other_models_are_said_to_have_nothing_in_common() -> None:
+    a, b = record({"x": 0.5}, {"x": Cause.OVERFLOW}), record({"y": 3e-4})
+    assert "no block in common" in text(a, b)
+    assert "no block in common" not in text(a, record({"x": 3e-4, "y": 3e-4}))
+
+
 def test_json_and_markdown_hold_every_block() -> None:
     diff = compare_runs(before=sample.nan_metrics(), after=sample.wrong_kernel())
     data = json.loads(report.to_json(diff))

@@ -58,6 +58,8 @@ def render(diff: RunDiff, console: Console, *, verbose: bool = False) -> None:
 
 def sentences(diff: RunDiff) -> Iterator[str]:
     """Yields what became of each culprit."""
+    if diff.blocks and all(row.change in (Change.ONLY_BEFORE, Change.ONLY_AFTER) for row in diff.blocks):
+        yield "the runs have no block in common, so nothing but their verdicts can be compared"
     yield from (f"fixed: {c.block} ({c.cause})" for c in diff.fixed)
     yield from (f"new: {c.block} ({c.cause})" for c in diff.new)
     yield from (f"moved: {a.block} -> {b.block} ({b.cause})" for a, b in diff.moved)

@@ -38,7 +38,7 @@ def _next(record: FixRecord, folder: Path, run: Path | None) -> list[str]:
     """What to do with what was left behind."""
     lines = []
     if PATCH in record.files:
-        lines.append(f"patch -p1 < {formats.quote(str(folder / PATCH))}, in the model's folder; or")
+        lines.append(f"patch -p1 < {formats.quote(str((folder / PATCH).resolve()))}, in the model's folder; or")
     if REWRITES in record.files:
         lines.append(f"copy {folder / REWRITES} beside your code; with the weights loaded, before you convert:")
         lines.append("  from rewrites import apply; model = apply(model)")
