@@ -266,7 +266,8 @@ class Shrinker:
         inputs = {name: self._fed(t) for name, t in made.inputs.items()}
         limit = tolerance(self.graph, ops, self.settings)
         trial = self.run(compact(made.graph), inputs, limit, [self.names[i] for i in positions])
-        self.say(f"{len(trial.ops)} op{'s' * (len(trial.ops) != 1)}: {'still fails' if trial.shows else trial.why or 'right'}")
+        count = f"{len(trial.ops)} op{'s' * (len(trial.ops) != 1)}"
+        self.say(f"{count}: {'still fails' if trial.shows else trial.why or 'right'}")
         return trial
 
     def run(self, graph: Graph, inputs: Mapping[str, np.ndarray], limit: float, names: Sequence[OpName]) -> Trial:
