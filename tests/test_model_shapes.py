@@ -12,6 +12,7 @@ from small_models import Block, numbers
 from torch import nn
 
 from bisect_litert import bisect
+from bisect_litert.errors import ConversionError, UnfitReferenceError
 from bisect_litert.record import RunRecord
 from bisect_litert.vocabulary import Cause, Mark, RunName, TapOrigin
 
@@ -179,6 +180,39 @@ def test_odd_outputs_and_blocks_that_do_nothing() -> None:
     # Two blocks, one tensor: judged once, and not tapped twice.
     assert blocks["b"].taps[0].tensor == blocks["drop"].taps[0].tensor
     assert blocks["drop"].ops == 0 or blocks["drop"].ops == blocks["b"].ops
+
+
+class Flagged(nn.Module):
+    """Flags among the inputs, None and words among the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Block(16), Do(lambda s, x: (s.fc(x), None, "kept"), 16)
+
+    def forward(self, x: torch.Tensor, mask: Any = None, scale: float = 1.0, return_dict: bool = True) -> Any:
+        x = self.a(x) * scale
+        x = x if mask is None else x + mask
+        out, _, word = self.b(x)
+        return {"logits": out, "loss": None, "hidden": (x * 2, word)} if return_dict else (None, out)
+
+
+def test_flags_and_none_among_inputs_and_outputs() -> None:
+    record = run(Flagged(), {"x": numbers(4, 16), "mask": None, "scale": 2.0, "return_dict": True})
+    healthy(record)
+    assert [o.name for o in record.outputs] == ["['logits']", "['hidden'][0]"]
+    assert [i.name for i in record.inputs] == ["x"]
+    assert any(note.startswith("mask=None, scale=2.0, return_dict=True") for note in record.verdict.notes)
+
+
+def test_a_batch_of_nothing_is_nothing_to_test() -> None:
+    with pytest.raises(UnfitReferenceError, match="holds an element"):
+        run(Block(16), numbers(0, 16))
+
+
+def test_bfloat16_inside_is_told() -> None:
+    with pytest.raises(ConversionError, match="computes in bfloat16 inside") as caught:
+        run(Do(lambda s, x: s.fc(x) + x.bfloat16().float(), 16), numbers(4, 16))
+    assert "torch.autocast" in caught.value.hint
 
 
 class Twice(nn.Module):

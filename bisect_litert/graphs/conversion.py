@@ -79,6 +79,8 @@ def _explain(error: Exception, module: Any = None) -> ConversionError:
     if first.endswith(("flatbuffer:", "passes:")):
         first = f"{first.rstrip(':')}, and it does not say why"
         hint = "Some operation has no .tflite form: convert parts of the model to find the one that holds it."
+    if re.search(r"\bf64>|xf64>", text) and illegal:
+        hint = "It computes in float64 there: model.float(), and .float() on the inputs and inside forward."
     if "bfloat16" in text.lower() or "float16" in text.lower() or "half" in text.lower():
         hint = "Convert the model to float32 first: model.float()."
     sentence = f"litert-torch cannot convert this model: {type(error).__name__}: {_short(first)}"

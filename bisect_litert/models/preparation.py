@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bisect_litert.errors import InputsError, ModelFileError, UnfitReferenceError
-from bisect_litert.models import structure
+from bisect_litert.models import plain, structure
 from bisect_litert.models.eager import a_core_spared, copy_module
 from bisect_litert.record import InputInfo
 
@@ -61,12 +61,16 @@ def assemble(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str, notes: tuple[str, ...] = ()
 ) -> LoadedModel:
     """Does what `prepare` does for inputs that are normalised already."""
+    plain.refuse_script(module)
+    module, compiled = plain.uncompiled(module)
     check_signature(module, args, kwargs)
     with a_core_spared():
         check_weights(module)
         check_inputs(module, args, kwargs)
+    module, args, kwargs = plain.traceable(module, args, kwargs)
+    module, args, kwargs, fixed = plain.bound(module, args, kwargs)
     module, more = _in_eval_mode(module)
-    return LoadedModel(module, args, kwargs, label, (*notes, *more))
+    return LoadedModel(module, args, kwargs, label, (*notes, *compiled, *fixed, *more))
 
 
 def check_module(value: Any, what: str) -> torch.nn.Module:
@@ -166,11 +170,13 @@ def named_inputs(
 def describe_inputs(loaded: LoadedModel) -> list[InputInfo]:
     """Returns name, shape and range of every input tensor."""
     found = []
-    for label, tensor in structure.leaves((loaded.args, loaded.kwargs)):
+    for name, tensor in (
+        *((f"{i}{label}", t) for i, value in enumerate(loaded.args) for label, t in structure.leaves(value)),
+        *((f"{key}{label}", t) for key, value in loaded.kwargs.items() for label, t in structure.leaves(value)),
+    ):
         value = tensor.detach().cpu().numpy()
         low, high = (float(value.min()), float(value.max())) if value.size else (nan, nan)
-        name = label.replace("[0]", "", 1) if label.startswith("[0]") else label.replace("[1]", "", 1)
-        found.append(InputInfo(name.strip("[]'\"") or "input", tuple(value.shape), str(value.dtype), low, high))
+        found.append(InputInfo(name, tuple(value.shape), str(value.dtype), low, high))
     return found
 
 

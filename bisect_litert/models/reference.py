@@ -67,6 +67,8 @@ class Forward:
     """Set when a forced forward failed on the values it was given; the taps before that are there, no outputs."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Not known here; see `measuring.noise`."""
+    only_tensors: bool = True
+    """Whether the model returns nothing but tensors; what else it returns has no place in a converted graph."""
 
 
 @dataclass(frozen=True)
@@ -265,13 +267,13 @@ class TorchReference:
         try:
             output = eager.call(module, model.args, model.kwargs, seed=seed)
             outputs = _named_outputs(output, [point.key for point in points])
-            problem = ""
+            problem, bare = "", structure.only_tensors(output)
         except Exception as error:
             if not keep_partial or isinstance(error, BisectError):
                 raise
-            outputs, problem = {}, f"torch fails on the values it was given: {eager.one_line(error)}."
+            outputs, problem, bare = {}, f"torch fails on the values it was given: {eager.one_line(error)}.", True
         unforced = tuple(key for key in values if key not in forced)
-        return Forward(taps, tuple(points), outputs, unforced, problem)
+        return Forward(taps, tuple(points), outputs, unforced, problem, only_tensors=bare)
 
 
 def tapped_module(reference: TorchReference, keys: Sequence[str]) -> torch.nn.Module:

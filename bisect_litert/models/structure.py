@@ -28,6 +28,14 @@ def leaves(value: Any) -> list[tuple[str, torch.Tensor]]:
     return list(_walk(value, "", ()))
 
 
+def only_tensors(value: Any) -> bool:
+    """Whether torch.export sees nothing but tensors in a value: no None, number or container that it does not know."""
+    import torch
+    from torch.utils import _pytree
+
+    return all(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(value))
+
+
 def replace(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Returns `value` with the tensors at the given labels replaced; the original stays as it is.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bisect_litert.models import eager, structure
 from bisect_litert.models.blocks import ROOT, Block, module_at
+from bisect_litert.models.plain import wrap_forward
 
 if TYPE_CHECKING:
     import torch
@@ -58,10 +58,8 @@ def watch(module: torch.nn.Module, block: Block, record: Recorder) -> Callable[[
 def tapped_copy(
     module: torch.nn.Module, blocks: Sequence[Block], wanted: Mapping[tuple[str, int, str], str], keys: Sequence[str]
 ) -> torch.nn.Module:
-    """Returns a copy whose forward returns (original output, tuple of tapped tensors).
-
-    The copy gets a subclass of its own class, of the same name, instead of a wrapper around it: a wrapper would put one
-    more level in front of every module path, and so into every tensor name of the converted graph.
+    """Returns a copy whose forward returns (original output, tuple of tapped tensors); of an output that is not made of
+    tensors alone, its tensors.
 
     Args:
         module: The model.
@@ -81,8 +79,6 @@ def tapped_copy(
 
     restarts = [watch(module_at(copy, block.name), block, record) for block in blocks if block.name != ROOT]
     root = next((block for block in blocks if block.name == ROOT), None)
-    original = type(copy)
-    patched = vars(copy).get("forward")  # some libraries set a forward on the instance
 
     def run(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         seen.clear()
@@ -91,19 +87,11 @@ def tapped_copy(
         output = inner(*args, **kwargs)
         if root is not None:
             record(root, 1, output)
+        if not structure.only_tensors(output):
+            output = tuple(tensor for _, tensor in structure.leaves(output))
         return output, tuple(seen[key] for key in keys)
 
-    # functools.wraps keeps the parameters, which torch.export names the graph's inputs after.
-    if patched is not None:
-        vars(copy)["forward"] = functools.wraps(patched)(functools.partial(run, patched))
-        return copy
-
-    @functools.wraps(original.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(functools.partial(original.forward, self), *args, **kwargs)
-
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    copy.__class__ = type(original.__name__, (original,), {"forward": forward, **names})
+    wrap_forward(copy, run)
     return copy
 
 

@@ -23,6 +23,7 @@ from bisect_litert.measuring.noise import Fp32Error, Noise, find_noise, fp32_err
 from bisect_litert.measuring.pieces import OnTensor, let_go
 from bisect_litert.models import blocks as block_stage
 from bisect_litert.models.dependence import constant_returns
+from bisect_litert.models.plain import returning_tensors
 from bisect_litert.models.preparation import LoadedModel, describe_inputs
 from bisect_litert.models.reference import Forward, TorchReference, tapped_module
 from bisect_litert.models.shelf import Shelf
@@ -66,6 +67,8 @@ class TorchSubject:
         self.path = loaded.path
         self._sources: Sources | None = None
         self._converter = Converter.of_user(request.cache)
+        self._module = loaded.module
+        """What is converted: the model, returning nothing but tensors."""
         self._program: Any = None
         """The model as torch.export sees it, if the conversion came by it."""
 
@@ -89,12 +92,26 @@ class TorchSubject:
             if wobbly:
                 hint = "Make the model deterministic (eval mode, fixed noise) to have something to compare with."
                 raise UnfitReferenceError(wobbly, hint=hint)
+        if truth.outputs and not any(value.size for value in truth.outputs.values()):
+            raise UnfitReferenceError(
+                "Nothing that the model returns on these inputs holds an element.",
+                hint="Give inputs with at least one row.",
+            )
+        if not truth.only_tensors:
+            self._module = returning_tensors(loaded.module)
         return truth
 
     def graph(self, place: Workplace) -> Graph:
         """Converts the model, or takes the conversion of the same program from the cache."""
         with place.stage("convert"):
-            return self._convert(self.loaded.module, place, "model.tflite", "convert")
+            graph = self._convert(self._module, place, "model.tflite", "convert")
+        half = next((t.name for t in graph.tensors if t.dtype == "BFLOAT16"), None)
+        if half is not None:
+            raise ConversionError(
+                f"the model computes in bfloat16 inside, which LiteRT has no kernels for ({half}).",
+                hint="Leave torch.autocast and .bfloat16() out of forward.",
+            )
+        return graph
 
     def _convert(self, module: Any, place: Workplace, file: str, name: str) -> Graph:
         kept = self.request.conversions / file if self.request.conversions else None
@@ -106,7 +123,7 @@ class TorchSubject:
         if kept is not None:
             shutil.copyfile(place.folder / file, kept)
         place.note(name, made.seconds, "from the cache" if made.stored else "")
-        if module is self.loaded.module:
+        if module is self._module:
             self._program = made.program
         return made.graph
 
@@ -138,7 +155,7 @@ class TorchSubject:
         program = loaded.program if loaded.program is not None else self._program
         if self._sources is None or self._sources.graph is not graph:  # one a run: it exports the model when asked
             self._sources = Sources(
-                lambda: ExportedModel(loaded.module, loaded.args, loaded.kwargs, decompose=False, program=program),
+                lambda: ExportedModel(self._module, loaded.args, loaded.kwargs, decompose=False, program=program),
                 graph,
                 values,
                 list(self.classes()),
