@@ -57,6 +57,15 @@ class Masked(nn.Module):
         return torch.softmax(scores, -1), (x * 1e20) * 1e-20
 
 
+class SharedMask(nn.Module):
+    """A mask that is computed once for two layers; squares in the second one leave fp16's range."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros_like(keep).masked_fill(keep == 0, -3.4e38)
+        x = torch.softmax(x + mask, -1)
+        return torch.softmax(x + mask, -1) + torch.sqrt((x * 3e4) * (x * 3e4)) * 1e-4
+
+
 class Arithmetic(nn.Module):
     """Chains of ADD and MUL with constants that fp16 cannot hold exactly."""
 
@@ -100,6 +109,7 @@ def numbers(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
 MODELS: dict[str, tuple[type[nn.Module], tuple[torch.Tensor, ...]]] = {
     "blocks": (Blocks, (numbers(4, 16),)),
     "convolutions": (Convolutions, (numbers(2, 3, 7, 6),)),
+    "shared mask": (SharedMask, (numbers(4, 8, scale=9.0), (numbers(1, 8, seed=1) > -1).float())),
     "masked": (Masked, (numbers(2, 6, 8),)),
     "arithmetic": (Arithmetic, (numbers(4, 8), numbers(4, 8, seed=1))),
     "sums": (Sums, (numbers(2, 5, 12),)),

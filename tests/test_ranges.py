@@ -40,6 +40,26 @@ def test_the_square_is_where_a_layer_norm_overflows(converted: Once, tmp_path: P
     assert "MUL" in fault.sentence()
 
 
+def test_a_mask_that_a_softmax_takes_is_no_fault_whoever_else_reads_it(converted: Once, tmp_path: Path) -> None:
+    case = converted("shared mask")
+    reference, half = both(case, tmp_path)
+    masked = next(op for op in case.graph.ops if op.type.startswith("SELECT"))
+    assert np.isinf(half[masked.outputs[0]]).any()
+    softmaxes = [op.index for op in case.graph.ops if op.type == "SOFTMAX"]
+    assert masked.index < softmaxes[0]
+    fault = first_fault(case.graph, case.graph.ops, reference, half)
+    assert fault is not None
+    assert fault.kind == "overflow"
+    assert fault.op.index > softmaxes[0]
+    second = case.graph.inside([case.graph.outputs[0].tensor], {case.graph.ops[softmaxes[0]].outputs[0]})
+    assert masked.index in [op.index for op in second]
+    fault = first_fault(case.graph, second, reference, half)
+    assert fault is not None
+    assert fault.op.index > softmaxes[0]
+    first = case.graph.inside([case.graph.ops[softmaxes[0]].outputs[0]], set())
+    assert first_fault(case.graph, first, reference, half) is None
+
+
 def test_in_range_there_is_no_fault(converted: Once, tmp_path: Path) -> None:
     case = converted("overflowing")
     assert first_fault(case.graph, case.graph.ops, *both(case, tmp_path, scale=0.01)) is None
