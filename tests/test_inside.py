@@ -124,6 +124,27 @@ class Fused(nn.Module):
         return total, total.mean(1), norm, self.after(norm)
 
 
+class Gated(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.value = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.5 * torch.sigmoid(self.gate(x)) * self.value(x)
+
+
+class Averaged(nn.Module):
+    """What its mean reads rightly comes back as zeros, or as another buffer's numbers: what that held decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = Gated(40), Gated(40), Gated(40)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.last(self.second(self.first(x)))
+        return x, x.mean()
+
+
 class Conv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -219,6 +240,16 @@ def test_a_buffer_is_told_from_a_branch_that_vanished() -> None:
         ("norm", Cause.OVERFLOW),
         ("(output)", Cause.ALIASED_OUTPUT),
     ], record.verdict.summary
+
+
+def test_a_buffer_that_is_handed_back_empty_is_no_wrong_kernel() -> None:
+    torch.manual_seed(0)
+    record = bisect(Averaged().eval(), torch.randn(1, 10, 40), blocks=("*",))
+    if record.target != "gpu":
+        pytest.skip("no GPU that LiteRT accepts")
+    (culprit,) = record.culprits
+    assert culprit.block == "last"
+    assert culprit.cause in (Cause.UNWRITTEN_OUTPUT, Cause.ALIASED_OUTPUT), record.verdict.summary
 
 
 def test_lost_digits_are_blamed_on_the_op_that_loses_them() -> None:

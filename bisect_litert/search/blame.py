@@ -19,7 +19,7 @@ from bisect_litert.measuring.evaluation import Evaluator, TappedGraph
 from bisect_litert.measuring.metrics import compare_by_scale, out_of_line
 from bisect_litert.measuring.readings import Errors, Force, Forward, OtherWeights, Tap, Values
 from bisect_litert.record import Culprit, Settings
-from bisect_litert.search.culprits import Reading, cause_of, faulty, leaves_range, misconverted
+from bisect_litert.search.culprits import Reading, cause_of, faulty, leaves_range, misconverted, small_beside
 from bisect_litert.search.ranges import RangeFault, accumulated_peak, first_fault
 from bisect_litert.taps.aliasing import operand_in_place_of
 from bisect_litert.taps.tapper import Layout
@@ -139,7 +139,7 @@ class Blamer:
         if cause is Cause.UNWRITTEN_OUTPUT:
             sentences = (*self._returned_twice(reading), *sentences)
             if self._hands_on():
-                sentences += ("The model returns an input unchanged; LiteRT does not write such an output.",)
+                sentences = ("The model returns an input unchanged; LiteRT does not write such an output.", *sentences)
         origin = fault.op.index if fault is not None and cause is Cause.OVERFLOW else -1
         step = advice.default(cause, kind)
         local, ratio = reading.level, reading.ratio
@@ -164,16 +164,20 @@ class Blamer:
         return Culprit(reading.block, Cause.WRONG_KERNEL, "", sentences, step, hidden, local=local, ratio=ratio)
 
     def _buffer_cause(self, reading: Reading, values: Values | None, shipped: Sequence[Reading]) -> Cause | None:
-        """Whether an output of the model was never written, or holds an operand's values while the graph reads its
-        own."""
+        """Whether an output of the model was never written, or holds zeros or an operand's values while the graph
+        reads its own."""
         if reading.local is not None and reading.local.unwritten and not void(values):
             return Cause.UNWRITTEN_OUTPUT
         if self._hands_on() and any(c is not None and c.unwritten for c in (reading.local, reading.cpu)):
             return Cause.UNWRITTEN_OUTPUT
         tensor = self._tensor(reading)
         seen = self._returned(reading, tensor, values) if values else None
-        if seen is None or self._handed_on_wrong(reading, tensor, shipped):
+        sound = self._read_right(reading, tensor, shipped)
+        if seen is None or sound is False:
             return None
+        own = self.case.values.get(tensor)
+        if sound and own is not None and np.any(own) and not np.any(seen):
+            return Cause.UNWRITTEN_OUTPUT  # a buffer of the GPU that was handed back as it was made
         aliased = operand_in_place_of(self.case.original, tensor, seen, self.case.values)
         return Cause.ALIASED_OUTPUT if aliased is not None else None
 
@@ -190,12 +194,17 @@ class Blamer:
         too = ", on the CPU as well" if reading.cpu is not None and reading.cpu.unwritten else ""
         return (f"Outputs {' and '.join(same)} are one tensor of the graph, of which LiteRT writes one only{too}.",)
 
-    def _handed_on_wrong(self, reading: Reading, tensor: int, shipped: Sequence[Reading]) -> bool:
-        """Whether all that reads a tensor shows its error, so that it is the tensor's and not only its buffer's: a
-        branch that collapsed to zero leaves the skip path's values too."""
+    def _read_right(self, reading: Reading, tensor: int, shipped: Sequence[Reading]) -> bool | None:
+        """Whether something that reads a tensor does not show its error, so that it is the buffer's alone; None where
+        nothing reads it. A branch that collapsed to zero leaves the skip path's values too, and all of its readers
+        show it."""
+        whole, limit = reading.cumulative, self.case.settings.output_limit
         same = {r.tap for r in shipped if self._tensor(r) == tensor} | {reading.tap}
-        readers = [r for r in shipped if r.cumulative is not None and r.tap not in same and same & set(r.parents)]
-        return bool(readers) and all(out_of_line(r.cumulative, self.case.settings.output_limit) for r in readers)
+        readers = [r.cumulative for r in shipped if r.tap not in same and same & set(r.parents)]
+        known = [c for c in readers if c is not None]
+        if not known or whole is None:
+            return None
+        return any(not out_of_line(c, limit) or small_beside(c, whole) for c in known)
 
     def _hands_on(self) -> bool:
         """Whether the model returns an input unchanged; LiteRT may then write none of its outputs, on the CPU
