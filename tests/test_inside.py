@@ -80,6 +80,28 @@ class Threshold(nn.Module):
         return torch.where(x > self.level, x, -0.5 * x)
 
 
+class Gate(nn.Module):
+    """A block of its own for the comparison; its output is made of booleans, which are not read back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.keep, self.choose = Mlp(32), Keep(), Choose()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        return self.choose(x, self.keep(x))
+
+
+class Keep(Threshold):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x > self.level
+
+
+class Choose(nn.Module):
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        return torch.where(keep, x, -0.5 * x)
+
+
 class Faint(nn.Module):
     """A skip path keeps what the branch makes of it below every limit."""
 
@@ -212,6 +234,16 @@ def test_a_wrong_comparison_is_told_from_what_reads_it() -> None:
     assert culprit.proof[0].startswith(f"With only op {culprit.op} kept off the GPU every output is right")
     assert any("cannot be read back" in said for said in culprit.evidence)
     assert culprit.upstream.startswith("google-ai-edge/LiteRT#8619")
+
+
+def test_a_block_of_booleans_is_blamed_for_its_own_op() -> None:
+    torch.manual_seed(0)
+    record = bisect(Gate().eval(), torch.randn(8, 32), blocks=("*",))
+    if record.target != "gpu":
+        pytest.skip("no GPU that LiteRT accepts")
+    culprit = only(record, Cause.WRONG_KERNEL, "keep")
+    assert guilty(culprit) == "GREATER"
+    assert any("it showed at the output of choose" in said for said in culprit.evidence)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from small_models import Converted, run_cpu
 
 from bisect_litert.graphs.emulation import Rounding, emulate
+from bisect_litert.search import ranges
 from bisect_litert.search.ranges import accumulated_peak, first_fault
 
 Once = Callable[[str], Converted]
@@ -178,3 +179,14 @@ def test_what_another_block_lost_is_no_fault_of_the_ops_behind_it(converted: Onc
     assert lost is not None
     assert lost.op.index == at
     assert first_fault(case.graph, case.graph.ops[at + 1 :], reference, half) is None
+
+
+def test_rows_that_are_right_do_not_outweigh_those_that_a_root_made_zero() -> None:
+    lost = np.array([[True], [False], [False]])
+    right = np.array([[5e-4], [1.0], [2.0]], np.float32)
+    assert not ranges._back_in_line(right, np.where(lost, 0, right), lost)
+    assert ranges._back_in_line(right, right * 1.0001, lost)
+    mask = np.array([True, False, False, False])
+    softmax = np.array([[1e-30, 0.5, 0.2, 0.3]] * 2, np.float32)
+    assert ranges._back_in_line(softmax, np.where(mask, 0, softmax), mask)
+    assert ranges._back_in_line(right.T, right.T, np.array([True, False]))  # of another size: nothing to look at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 
@@ -64,7 +64,9 @@ def look_inside(culprits: Sequence[Culprit], scenes: dict[str, Scene], tools: To
         ops = {b: sorted({op.index for m in own for op in tools.pricer.ops_of(m)}) for b, own in groups.items()}
         found = prove(found, ops, tools.controls, tools.settings.output_limit, tools.joined)
     known = [_advised(c, scenes.get(c.block), tools) for c in found]
-    return _unique(_relocated(c, tools.blocks) for c in known)
+    taps = tools.pricer.case.taps
+    unread = {t.block for t in taps} - {t.block for t in taps if t.tensor >= 0}
+    return _unique(_relocated(c, tools.blocks, unread) for c in known)
 
 
 def _unique(culprits: Iterable[Culprit]) -> list[Culprit]:
@@ -219,15 +221,22 @@ def _settled(culprit: Culprit, guilty: OpPrice, reading: Reading, tools: Tools) 
     return replace(culprit, cause=cause, kind=kind, evidence=sentences, advice=advice.default(cause, kind))
 
 
-def _relocated(culprit: Culprit, blocks: Sequence[str]) -> Culprit:
+def _relocated(culprit: Culprit, blocks: Sequence[str], unread: Collection[str]) -> Culprit:
     """Moves a culprit to the block its op belongs to, where that is not the one whose output showed the fault.
 
     Code of a parent that runs between its children shows at the next child's output. The parent is to blame, if it
-    was selected. Any other block is over by then, or has not begun: a name that says so was joined of several.
+    was selected. So is a block that returns nothing that can be read back (booleans, integers). Any other block is
+    over by then, or has not begun: a name that says so was joined of several.
     """
     own, module = culprit.block.split("@")[0], culprit.module
     if not module or module == own or module.startswith(own + "."):
         return culprit
+    silent = [b for b in unread if module == b.split("@")[0] or module.startswith(b.split("@")[0] + ".")]
+    if len(silent) == 1:  # of several calls nothing tells which one it was
+        said = (
+            f"The op lies in {silent[0]}, whose own output is not tapped; it showed at the output of {culprit.block}."
+        )
+        return replace(culprit, block=silent[0], evidence=(*culprit.evidence, said))
     around = [b for b in blocks if own.startswith(b.split("@")[0] + ".")]
     parents = [b for b in around if module == b.split("@")[0] or module.startswith(b.split("@")[0] + ".")]
     if not parents:

@@ -93,11 +93,20 @@ def localise_death(
     evidence = (
         f"The run of the whole graph ended with: {said}.",
         f"With {_up_to(here, index)} on the GPU and the rest on the CPU the runtime dies as well, {before}: {op.type} "
-        f"(op {index}) is what it dies of.",
+        f"(op {index}) is what it dies of.{_without_elements(graph, op)}",
     )
     lives = controls.without([index]).ok
     proof = (f"With only op {index} kept off the GPU the runtime lives.",) if lives else ()
     return Culprit(block, cause, "", evidence, advice.default(cause), op=index, region=(index, index), proof=proof)
+
+
+def _without_elements(graph: Graph, op: Op) -> str:
+    """A sentence on a tensor of an op that holds nothing, which GPUs have no texture for."""
+    shapes = [graph.tensors[t].shape for t in (*op.outputs, *op.inputs) if t >= 0]
+    empty = next((shape for shape in shapes if 0 in shape), None)
+    return (
+        f" Its tensor of shape {list(empty)} holds no element: leave it out of the graph." if empty is not None else ""
+    )
 
 
 def localise_invalid(
