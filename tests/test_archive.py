@@ -86,7 +86,7 @@ def test_what_is_no_archive(
         model_file.load(str(tmp_path / "cut.pt2"))
     with zipfile.ZipFile(tmp_path / "zip.pt2", "w") as file:
         file.writestr("zip/model.json", "{}")
-    with pytest.raises(ModelFileError, match=r"zip\.pt2 cannot be read by torch [^:]*: it is no archive of .*\w\.$"):
+    with pytest.raises(ModelFileError, match=r"zip\.pt2 cannot be read by torch [^:]*: it is no archive of \S+, or"):
         model_file.load(str(tmp_path / "zip.pt2"))
     with pytest.raises(ModelFileError, match="There is no file"):
         model_file.load(str(tmp_path / "other.pt2"))

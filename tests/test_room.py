@@ -32,7 +32,7 @@ def test_a_run_that_has_no_room_says_so_and_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage(1, 1, 0))
-    with pytest.raises(DiskFullError, match=r"^The runs need about \d+\.\d GB .* has 0\.0 GB\.$") as info:
+    with pytest.raises(DiskFullError, match=r"^The runs need about \d+\.\d GB .* has 0\.0 GB\.") as info:
         run_bisection(BisectRequest(str(MODEL), out=tmp_path / "run", no_gpu=True), lambda _: None)
     assert all(word in info.value.hint for word in ("TMPDIR", "--blocks", "--tap-memory"))
     assert info.value.exit_code is ExitCode.CANNOT_TEST
