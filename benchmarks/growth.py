@@ -95,6 +95,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 axis.set_yscale("log")
                 first = axis.lines[0].get_ydata()[0]
                 axis.plot(x, [first * value / x[0] for value in x], color="grey", lw=0.8, ls=":", label="in proportion")
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter("")
             axis.grid(alpha=0.3)
             if column == 0:
                 axis.set_ylabel(name)
