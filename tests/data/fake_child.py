@@ -24,7 +24,9 @@ def answer(place: Path, model: str, target: str, **fields: object) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # like the real one: ignored in what a shell starts behind
     errand = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[1]).unlink()
     name = errand["model"]["name"]
     with Path("started.txt").open("a") as file:
         file.write(f"{name} {' '.join(t['name'] for t in errand['targets'])}\n")
