@@ -27,6 +27,10 @@ _INTEGERS: dict[str, Any] = {
 }
 
 
+REARRANGES = ("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS")
+"""Ops that hand on all numbers of an operand, in another order at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of the graph."""

@@ -14,7 +14,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from bisect_litert.graphs.graph import Graph, Op
+from bisect_litert.graphs.graph import REARRANGES, Graph, Op
 from bisect_litert.measuring.metrics import FP16_UNIT
 from bisect_litert.measuring.pieces import dot, let_go, pairs
 
@@ -23,7 +23,7 @@ FP32_UNIT = 2.0**-24
 LOST = 2.0
 """Times the exact value that fp32's error has to exceed: then no number of the exact value's size is that far off, so
 what fp32 gives is larger than the value, and mostly error."""
-_MOVES = ("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "SLICE", "STRIDED_SLICE")
+_MOVES = (*REARRANGES, "SLICE", "STRIDED_SLICE")
 """Ops that hand on an operand's numbers."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bisect_litert.graphs.graph import Graph, Op
+from bisect_litert.graphs.graph import REARRANGES, Graph, Op
 from bisect_litert.verdicts.diagnosis import number
 
 CANCELS = 8.0
@@ -15,7 +15,7 @@ CANCELS = 8.0
 SHARE = 10.0
 """Times smaller than the error of its block that what an op's rounding costs is no reason for it. A block that
 amplifies the rounding of what came before it has no such op."""
-_MOVES = ("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "SLICE", "STRIDED_SLICE", "CONCATENATION")
+_MOVES = (*REARRANGES, "SLICE", "STRIDED_SLICE", "CONCATENATION")
 """Ops that compute nothing."""
 
 

@@ -13,12 +13,9 @@ from math import inf
 
 import numpy as np
 
-from bisect_litert.graphs.graph import Graph
+from bisect_litert.graphs.graph import REARRANGES, Graph
 from bisect_litert.measuring.pieces import let_go
 from bisect_litert.taps.tapper import Partner
-
-_MOVES = ("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS")
-"""Ops that hand on an operand's numbers, in another order at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def part(claims: Sequence[Claim], taken: Mapping[str, np.ndarray], graph: Graph)
 def _source(graph: Graph, tensor: int) -> int:
     """The tensor whose numbers another one holds."""
     made = graph.producer.get(tensor)
-    while made is not None and made.type in _MOVES:
+    while made is not None and made.type in REARRANGES:
         tensor = made.inputs[0]
         made = graph.producer.get(tensor)
     return tensor
